@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::harness::{Case, Family};
+use crate::harness::{Cases, Family};
 
 /// Operations that are not compared with PyTorch, and why.
 const APART: &[(&[&str], &str)] = &[
@@ -115,9 +115,9 @@ fn declared(line: &str) -> Vec<String> {
 /// Collects for each operation the properties of the samples of all cases that call it.
 fn shown() -> BTreeMap<String, Shown> {
     let mut found: BTreeMap<String, Shown> = BTreeMap::new();
-    for (family, cases) in crate::FAMILIES {
-        let calls = calls(family, cases);
-        for sample in &Family::open(family).samples {
+    for cases in crate::FAMILIES {
+        let calls = calls(cases);
+        for sample in &Family::open(cases.family).samples {
             for operation in &calls[&sample.case[..]] {
                 let shown = found.entry(operation.clone()).or_default();
                 shown.takes_tensors |= !sample.inputs.is_empty();
@@ -132,11 +132,11 @@ fn shown() -> BTreeMap<String, Shown> {
     found
 }
 
-/// Finds the operations that each case calls in its source: in its closure, and in functions of the family that the
+/// Finds the operations that each case calls in its source: in its closure, and in functions of the file that the
 /// closure names.
-pub(crate) fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTreeSet<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{family}.rs"));
-    let source = fs::read_to_string(path).unwrap();
+pub(crate) fn calls(family: &Cases) -> BTreeMap<&'static str, BTreeSet<String>> {
+    let source = family.source;
+    let list = &source[source.find(&format!("const {}:", family.list)).unwrap()..];
     let helpers: Vec<(String, &str)> = source
         .split("\nfn ")
         .skip(1)
@@ -144,11 +144,12 @@ pub(crate) fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTre
             (text.chars().take_while(|letter| is_of_word(*letter)).collect(), text.split("\n}\n").next().unwrap())
         })
         .collect();
-    cases
+    family
+        .cases
         .iter()
         .map(|(name, _)| {
-            let start = source.find(&format!("(\"{name}\", ")).unwrap() + name.len() + 4;
-            let closure = source[start..].split("\n    (\"").next().unwrap().split("\n];").next().unwrap();
+            let start = list.find(&format!("(\"{name}\", ")).unwrap() + name.len() + 4;
+            let closure = list[start..].split("\n    (\"").next().unwrap().split("\n];").next().unwrap();
             let mut names = words(closure);
             for _ in 0..2 {
                 let used = helpers.iter().filter(|(helper, _)| names.contains(helper));

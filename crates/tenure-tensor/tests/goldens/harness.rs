@@ -17,6 +17,15 @@ use crate::common::{self, in_use};
 /// The name of a case, and the same function as in the script.
 pub(crate) type Case = (&'static str, Function);
 
+/// The cases of a family.
+pub(crate) struct Cases {
+    pub(crate) family: &'static str,
+    pub(crate) cases: &'static [Case],
+    /// The name of the constant that lists the cases, and the text of its file.
+    pub(crate) list: &'static str,
+    pub(crate) source: &'static str,
+}
+
 pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
 /// Compares every sample of a family with the result of its closure.
@@ -48,7 +57,7 @@ fn check_family(family: &Family, name: &str, cases: &[Case]) {
     let _in_use = (!device.is_cpu()).then(in_use);
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
-    assert_eq!(written, known, "the cases of {name}.py are not those of {name}.rs");
+    assert_eq!(written, known, "the cases of {name}.py are not those that main.rs names");
     let mut failures = Vec::new();
     for sample in &family.samples {
         let function = cases.iter().find(|(name, _)| *name == sample.case).unwrap().1;

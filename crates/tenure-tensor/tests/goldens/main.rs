@@ -1,47 +1,39 @@
 //! Tests that compare every operation with PyTorch, and tests of properties that all operations share. See `README.md`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod accuracy;
-mod activations;
 mod algebra;
-mod arithmetic;
-mod attention;
 #[path = "../common/mod.rs"]
 mod common;
-mod compare;
-mod conv;
 mod coverage;
-mod create;
-mod functions;
-mod gather;
 mod harness;
 mod in_place;
 mod index;
 mod integers;
-mod join;
+mod layers;
 mod linalg;
-mod loss;
-mod matmul;
 mod norm;
 mod pointwise;
 mod promotion;
 mod reduce;
 mod search;
+mod shape;
 mod special;
 mod threads;
-mod view;
 mod waits;
-mod written;
 
 macro_rules! families {
-    ($($family:ident)*) => {
-        /// The names and cases of all families.
-        const FAMILIES: &[(&str, &[harness::Case])] = &[$((stringify!($family), $family::CASES)),*];
+    ($($family:ident: $file:ident::$cases:ident,)*) => {
+        const FAMILIES: &[harness::Cases] = &[$(harness::Cases {
+            family: stringify!($family),
+            cases: $file::$cases,
+            list: stringify!($cases),
+            source: include_str!(concat!(stringify!($file), ".rs")),
+        }),*];
 
         mod families {
             $(#[test]
             fn $family() {
-                crate::harness::check(stringify!($family), crate::$family::CASES, tenure_tensor::Device::CPU);
+                crate::harness::check(stringify!($family), crate::$file::$cases, tenure_tensor::Device::CPU);
             })*
         }
 
@@ -49,7 +41,7 @@ macro_rules! families {
         mod on_cuda {
             $(#[test]
             fn $family() {
-                crate::harness::check(stringify!($family), crate::$family::CASES, crate::harness::cuda());
+                crate::harness::check(stringify!($family), crate::$file::$cases, crate::harness::cuda());
             })*
         }
 
@@ -57,35 +49,35 @@ macro_rules! families {
         mod on_cuda_in_64_bits {
             $(#[test]
             fn $family() {
-                crate::harness::check_in_64_bits(stringify!($family), crate::$family::CASES);
+                crate::harness::check_in_64_bits(stringify!($family), crate::$file::$cases);
             })*
         }
     };
 }
 
 families! {
-    accuracy
-    activations
-    algebra
-    arithmetic
-    attention
-    compare
-    conv
-    create
-    functions
-    gather
-    in_place
-    index
-    integers
-    join
-    linalg
-    loss
-    matmul
-    norm
-    pointwise
-    reduce
-    search
-    special
-    view
-    written
+    accuracy: pointwise::ACCURACY,
+    activations: pointwise::ACTIVATIONS,
+    algebra: algebra::CASES,
+    arithmetic: pointwise::ARITHMETIC,
+    attention: layers::ATTENTION,
+    compare: pointwise::COMPARE,
+    conv: layers::CONV,
+    create: shape::CREATE,
+    functions: pointwise::FUNCTIONS,
+    gather: index::GATHER,
+    in_place: in_place::IN_PLACE,
+    index: index::INDEX,
+    integers: integers::CASES,
+    join: shape::JOIN,
+    linalg: linalg::CASES,
+    loss: layers::LOSS,
+    matmul: layers::MATMUL,
+    norm: norm::CASES,
+    pointwise: pointwise::POINTWISE,
+    reduce: reduce::CASES,
+    search: search::CASES,
+    special: special::CASES,
+    view: shape::VIEW,
+    written: in_place::WRITTEN,
 }

@@ -1,10 +1,27 @@
-//! More arithmetic compared with PyTorch.
+//! Arithmetic, functions of one number, activations, comparisons and selection compared with PyTorch.
 
-use tenure_tensor::DType;
+use tenure_tensor::{DType, Result, Tensor};
 
 use crate::harness::Case;
 
-pub(crate) const CASES: &[Case] = &[
+pub(crate) const ARITHMETIC: &[Case] = &[
+    ("add", |x| Ok(vec![x[0].add(&x[1])?])),
+    ("add_column", |x| Ok(vec![x[0].add(&x[1])?])),
+    ("sub", |x| Ok(vec![x[0].sub(&x[1])?])),
+    ("sub_column", |x| Ok(vec![x[0].sub(&x[1])?])),
+    ("mul", |x| Ok(vec![x[0].mul(&x[1])?])),
+    ("mul_column", |x| Ok(vec![x[0].mul(&x[1])?])),
+    ("div", |x| Ok(vec![x[0].div(&x[1])?])),
+    ("div_column", |x| Ok(vec![x[0].div(&x[1])?])),
+    ("neg", |x| Ok(vec![x[0].neg()?])),
+    ("mul_number", |x| Ok(vec![x[0].mul(2.5)?.sub(1)?])),
+    ("add_integers", |x| Ok(vec![x[0].add(&x[1])?])),
+    ("div_integers", |x| Ok(vec![x[0].div(&x[1])?])),
+    ("mul_promoted", |x| Ok(vec![x[0].mul(&x[1])?])),
+];
+
+/// More arithmetic.
+pub(crate) const POINTWISE: &[Case] = &[
     ("div_floor", |x| Ok(vec![x[0].div_floor(&x[1])?])),
     ("div_trunc", |x| Ok(vec![x[0].div_trunc(&x[1])?])),
     ("div_floor_integers", |x| Ok(vec![x[0].div_floor(&x[1])?])),
@@ -42,4 +59,142 @@ pub(crate) const CASES: &[Case] = &[
     ("to_integers", |x| Ok(vec![x[0].to_dtype(DType::I32)?])),
     ("to_double", |x| Ok(vec![x[0].to_dtype(DType::F64)?])),
     ("to_half", |x| Ok(vec![x[0].to_dtype(DType::F16)?])),
+];
+
+pub(crate) const FUNCTIONS: &[Case] = &[
+    ("abs", |x| Ok(vec![x[0].abs()?])),
+    ("sign", |x| Ok(vec![x[0].sign()?])),
+    ("square", |x| Ok(vec![x[0].square()?])),
+    ("frac", |x| Ok(vec![x[0].frac()?])),
+    ("floor", |x| Ok(vec![x[0].floor()?])),
+    ("ceil", |x| Ok(vec![x[0].ceil()?])),
+    ("round", |x| Ok(vec![x[0].round()?])),
+    ("trunc", |x| Ok(vec![x[0].trunc()?])),
+    ("sqrt", |x| Ok(vec![x[0].sqrt()?])),
+    ("rsqrt", |x| Ok(vec![x[0].rsqrt()?])),
+    ("reciprocal", |x| Ok(vec![x[0].reciprocal()?])),
+    ("exp", |x| Ok(vec![x[0].exp()?])),
+    ("expm1", |x| Ok(vec![x[0].expm1()?])),
+    ("log", |x| Ok(vec![x[0].log()?])),
+    ("log1p", |x| Ok(vec![x[0].log1p()?])),
+    ("log2", |x| Ok(vec![x[0].log2()?])),
+    ("log10", |x| Ok(vec![x[0].log10()?])),
+    ("sin", |x| Ok(vec![x[0].sin()?])),
+    ("cos", |x| Ok(vec![x[0].cos()?])),
+    ("tan", |x| Ok(vec![x[0].tan()?])),
+    ("asin", |x| Ok(vec![x[0].asin()?])),
+    ("acos", |x| Ok(vec![x[0].acos()?])),
+    ("atan", |x| Ok(vec![x[0].atan()?])),
+    ("sinh", |x| Ok(vec![x[0].sinh()?])),
+    ("cosh", |x| Ok(vec![x[0].cosh()?])),
+    ("tanh", |x| Ok(vec![x[0].tanh()?])),
+    ("erf", |x| Ok(vec![x[0].erf()?])),
+    ("erfc", |x| Ok(vec![x[0].erfc()?])),
+    ("erfinv", |x| Ok(vec![x[0].erfinv()?])),
+    ("lgamma", |x| Ok(vec![x[0].lgamma()?])),
+    ("digamma", |x| Ok(vec![x[0].digamma()?])),
+    ("polygamma", |x| Ok(vec![x[0].polygamma(2)?])),
+    ("polygamma_first", |x| Ok(vec![x[0].polygamma(1)?])),
+    ("sigmoid", |x| Ok(vec![x[0].sigmoid()?])),
+    ("exp_integers", |x| Ok(vec![x[0].exp()?])),
+    ("floor_integers", |x| Ok(vec![x[0].floor()?])),
+    ("abs_integers", |x| Ok(vec![x[0].abs()?])),
+];
+
+/// Functions of one number over most of their domain, in `f64`.
+pub(crate) const ACCURACY: &[Case] = &[
+    ("sqrt", |x| Ok(vec![x[0].sqrt()?])),
+    ("rsqrt", |x| Ok(vec![x[0].rsqrt()?])),
+    ("reciprocal", |x| Ok(vec![x[0].reciprocal()?])),
+    ("log", |x| Ok(vec![x[0].log()?])),
+    ("log2", |x| Ok(vec![x[0].log2()?])),
+    ("log10", |x| Ok(vec![x[0].log10()?])),
+    ("exp", |x| Ok(vec![x[0].exp()?])),
+    ("expm1", |x| Ok(vec![x[0].expm1()?])),
+    ("sinh", |x| Ok(vec![x[0].sinh()?])),
+    ("cosh", |x| Ok(vec![x[0].cosh()?])),
+    ("sin", |x| Ok(vec![x[0].sin()?])),
+    ("cos", |x| Ok(vec![x[0].cos()?])),
+    ("tan", |x| Ok(vec![x[0].tan()?])),
+    ("atan", |x| Ok(vec![x[0].atan()?])),
+    ("sigmoid", |x| Ok(vec![x[0].sigmoid()?])),
+    ("asin", |x| Ok(vec![x[0].asin()?])),
+    ("acos", |x| Ok(vec![x[0].acos()?])),
+    ("erfinv", |x| Ok(vec![x[0].erfinv()?])),
+    ("tanh", |x| Ok(vec![x[0].tanh()?])),
+    ("erf", |x| Ok(vec![x[0].erf()?])),
+    ("erfc", |x| Ok(vec![x[0].erfc()?])),
+    ("lgamma", |x| Ok(vec![x[0].lgamma()?])),
+    ("digamma", |x| Ok(vec![x[0].digamma()?])),
+    ("polygamma_1", |x| Ok(vec![x[0].polygamma(1)?])),
+    ("polygamma_3", |x| Ok(vec![x[0].polygamma(3)?])),
+    ("polygamma_10", |x| Ok(vec![x[0].polygamma(10)?])),
+    ("log1p", |x| Ok(vec![x[0].log1p()?])),
+    ("gelu", |x| Ok(vec![x[0].gelu()?])),
+    ("silu", |x| Ok(vec![x[0].silu()?])),
+    ("mish", |x| Ok(vec![x[0].mish()?])),
+    ("logsigmoid", |x| Ok(vec![x[0].logsigmoid()?])),
+    ("selu", |x| Ok(vec![x[0].selu()?])),
+    ("softplus", |x| Ok(vec![x[0].softplus(1.0, 20.0)?])),
+    ("gelu_tanh", |x| Ok(vec![x[0].gelu_tanh()?])),
+];
+
+pub(crate) const ACTIVATIONS: &[Case] = &[
+    ("relu", |x| Ok(vec![x[0].relu()?])),
+    ("relu6", |x| Ok(vec![x[0].relu6()?])),
+    ("selu", |x| Ok(vec![x[0].selu()?])),
+    ("gelu", |x| Ok(vec![x[0].gelu()?])),
+    ("gelu_tanh", |x| Ok(vec![x[0].gelu_tanh()?])),
+    ("silu", |x| Ok(vec![x[0].silu()?])),
+    ("mish", |x| Ok(vec![x[0].mish()?])),
+    ("logsigmoid", |x| Ok(vec![x[0].logsigmoid()?])),
+    ("hardsigmoid", |x| Ok(vec![x[0].hardsigmoid()?])),
+    ("hardswish", |x| Ok(vec![x[0].hardswish()?])),
+    ("softsign", |x| Ok(vec![x[0].softsign()?])),
+    ("leaky_relu", |x| Ok(vec![x[0].leaky_relu(0.1)?])),
+    ("threshold", |x| Ok(vec![x[0].threshold(2.5, -2.0)?])),
+    ("hardtanh", |x| Ok(vec![x[0].hardtanh(-1.5, 2.5)?])),
+    ("elu", |x| Ok(vec![x[0].elu(0.7)?])),
+    ("celu", |x| Ok(vec![x[0].celu(1.3)?])),
+    ("swiglu", |x| Ok(vec![x[0].swiglu(&x[1])?])),
+    ("softplus", |x| Ok(vec![x[0].softplus(1.5, 8.0)?])),
+];
+
+/// Replaces some elements by infinities and NaN.
+fn special(x: &Tensor) -> Result<Tensor> {
+    let inner = x.abs()?.lt(0.3)?.where_(f64::NAN, x)?;
+    let below = x.lt(-1)?.where_(f64::NEG_INFINITY, &inner)?;
+    x.gt(1)?.where_(f64::INFINITY, &below)
+}
+
+pub(crate) const COMPARE: &[Case] = &[
+    ("eq", |x| Ok(vec![x[0].eq(&x[1])?])),
+    ("ne", |x| Ok(vec![x[0].ne(&x[1])?])),
+    ("lt", |x| Ok(vec![x[0].lt(&x[1])?])),
+    ("le", |x| Ok(vec![x[0].le(&x[1])?])),
+    ("gt", |x| Ok(vec![x[0].gt(&x[1])?])),
+    ("ge", |x| Ok(vec![x[0].ge(&x[1])?])),
+    ("logical_and", |x| Ok(vec![x[0].logical_and(&x[1])?])),
+    ("logical_or", |x| Ok(vec![x[0].logical_or(&x[1])?])),
+    ("logical_xor", |x| Ok(vec![x[0].logical_xor(&x[1])?])),
+    ("lt_floats", |x| Ok(vec![x[0].lt(&x[1])?])),
+    ("ge_number", |x| Ok(vec![x[0].ge(0.25)?])),
+    ("eq_promoted", |x| Ok(vec![x[0].eq(&x[1])?])),
+    ("logical_not", |x| Ok(vec![x[0].logical_not()?])),
+    ("bitwise_not", |x| Ok(vec![x[0].bitwise_not()?])),
+    ("not_bool", |x| Ok(vec![x[0].bitwise_not()?])),
+    ("isnan", |x| Ok(vec![special(&x[0])?.isnan()?])),
+    ("isinf", |x| Ok(vec![special(&x[0])?.isinf()?])),
+    ("isfinite", |x| Ok(vec![special(&x[0])?.isfinite()?])),
+    ("isclose", |x| Ok(vec![x[0].isclose(&x[1], 0.1, 0.2, false)?])),
+    ("where", |x| Ok(vec![x[0].where_(&x[1], &x[2])?])),
+    ("where_number", |x| Ok(vec![x[0].where_(&x[1], 2.5)?])),
+    ("masked_fill", |x| Ok(vec![x[0].masked_fill(&x[1], f64::NEG_INFINITY)?])),
+    ("masked_fill_tensor", |x| Ok(vec![x[0].masked_fill(&x[1], &x[2])?])),
+    ("clamp", |x| Ok(vec![x[0].clamp(-0.5, 1.0)?])),
+    ("clamp_min", |x| Ok(vec![x[0].clamp_min(0.1)?])),
+    ("clamp_max", |x| Ok(vec![x[0].clamp_max(0.1)?])),
+    ("clamp_integers", |x| Ok(vec![x[0].clamp(2, 4)?])),
+    ("clamp_tensors", |x| Ok(vec![x[0].clamp(&x[1], &x[2])?])),
+    ("nan_to_num", |x| Ok(vec![special(&x[0])?.nan_to_num(0.5, Some(7.0), None)?])),
 ];

@@ -93,16 +93,17 @@ fn only_operations_that_must_wait_for_the_device() {
     let _alone = in_use_alone();
     let mut found: BTreeMap<(&str, &str), BTreeSet<u64>> = BTreeMap::new();
     let mut unknown: BTreeSet<(&str, &str)> = BTreeSet::new();
-    for (name, cases) in crate::FAMILIES {
+    for cases in crate::FAMILIES {
+        let name = cases.family;
         let family = Family::open_on(name, cuda());
-        for (case, function) in *cases {
+        for (case, function) in cases.cases {
             // Sizes and layouts make no difference.
             for sample in family.samples.iter().filter(|sample| sample.case == *case && sample.variant == "contiguous")
             {
                 match family.waits(sample, *function, driver) {
                     Ok(0) => {}
                     // Missing kernels are reported by another test.
-                    Err(TensorError::NoKernel { .. }) => drop(unknown.insert((*name, *case))),
+                    Err(TensorError::NoKernel { .. }) => drop(unknown.insert((name, *case))),
                     Ok(waits) => drop(found.entry((name, case)).or_default().insert(waits)),
                     Err(error) => panic!("{name}: {case} ({}): {error}", sample.dtype),
                 }
