@@ -40,8 +40,6 @@ pub mod operation;
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]
-pub mod precision;
-#[forbid(unsafe_code)]
 pub mod profile;
 #[forbid(unsafe_code)]
 pub mod random;
@@ -49,12 +47,12 @@ pub mod random;
 mod scalar;
 #[forbid(unsafe_code)]
 mod scopes;
+#[forbid(unsafe_code)]
+mod settings;
 mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;
 mod transfer;
-#[forbid(unsafe_code)]
-pub mod tuning;
 mod upload;
 
 pub use access::Access;
@@ -64,6 +62,7 @@ pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
 pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
+pub use settings::{precision, tuning};
 pub use tensor::{Nested, Tensor, Writes};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat, vectorized};
 pub use upload::{Upload, Uploader};

@@ -1,16 +1,13 @@
-//! Activation functions, and their gradients where composing them from other operations would take several passes.
+//! Activation functions, their gradients where composing them from other operations would take several passes, and rotary
+//! position embeddings.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use super::binary::{BinaryKernel, binary};
 use super::elementwise::{self, block_of, for_each_block, vectorized};
 use super::math::Math;
-use super::unary::{UnaryKernel, unary};
+use super::pointwise::{Curve, PointwiseKernel, binary, unary};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};
-
-/// A kernel that writes a function of one input and some numbers.
-pub(crate) type Curve<const N: usize> = fn(&Elementwise<'_>, [f64; N]) -> Result<()>;
 
 unary! {
     RELU: Math (lanes of floats), |x| if x <= T::ZERO { T::ZERO } else { x };
@@ -58,7 +55,7 @@ binary! {
 }
 
 /// The gradients of [`SWIGLU`]'s inputs, from the output's gradient and the inputs.
-pub(crate) const SWIGLU_BACKWARD: &[Entry<BinaryKernel>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
+pub(crate) const SWIGLU_BACKWARD: &[Entry<PointwiseKernel>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
 
 fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [T::DTYPE; 5], &|[to_gate, to_x, inputs @ ..], n| {
@@ -178,4 +175,23 @@ fn ramp<T: Math>(x: T) -> T {
     let ramp = (x + T::of(3.0)) / T::of(6.0);
     let ramp = if ramp < T::ZERO { T::ZERO } else { ramp };
     if ramp > T::ONE { T::ONE } else { ramp }
+}
+
+/// A kernel that writes `a * cos + sign * b * sin` and `b * cos - sign * a * sin`, from inputs `a`, `b`, `cos` and
+/// `sin`.
+pub(crate) type Rotate = fn(&Elementwise<'_>, f64) -> Result<()>;
+
+pub(crate) const ROTATE: &[Entry<Rotate>] = on_cpu!(lanes of floats: rotate::<T>);
+
+fn rotate<T: Math>(iter: &Elementwise<'_>, sign: f64) -> Result<()> {
+    let sign = T::of(sign);
+    for_each_block(iter, [T::DTYPE; 6], &|[first, second, inputs @ ..], n| {
+        // SAFETY: `for_each_block` gives `n` elements of this type, and only this call accesses the outputs'.
+        let ([first, second], [a, b, cos, sin]) = unsafe { block_of::<T, 2, _>([first, second], inputs, n) };
+        vectorized!(for i in 0..n {
+            first[i] = a[i] * cos[i] + sign * b[i] * sin[i];
+            second[i] = b[i] * cos[i] - sign * a[i] * sin[i];
+        });
+    });
+    Ok(())
 }

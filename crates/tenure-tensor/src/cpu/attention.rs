@@ -5,10 +5,9 @@
 //! of its registers, and the softmax runs along queries without a sum across a vector.
 
 use super::gemm::{Matrix, Multiply};
-use super::half_precision::{in_f32, widened};
 use super::math::Math;
 use super::random::{kept, limit};
-use super::scratch;
+use super::{in_f32, scratch, widened};
 use crate::element::Element;
 use crate::geometry::{Dropping, Weighting};
 use crate::kernel::on_cpu;

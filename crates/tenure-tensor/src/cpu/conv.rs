@@ -5,11 +5,10 @@
 //! product packs nothing again.
 
 use super::depthwise_conv::Grid;
-use super::disjoint_slice::{DisjointSlice, unbound};
 use super::gemm::{Matrix, Multiply};
-use super::half_precision::{in_f32, widened};
 use super::im2col::{Im2col, ImageStrides, PANEL, SLACK};
-use super::scratch;
+use super::shared_memory::{DisjointSlice, unbound};
+use super::{in_f32, scratch, widened};
 use crate::geometry::Geometry;
 use crate::kernel::on_cpu;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};

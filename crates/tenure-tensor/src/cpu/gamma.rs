@@ -1,27 +1,6 @@
-//! Kernels for the logarithm of the gamma function and its derivatives. `f32` is computed in `f64`.
+//! Derivatives of the logarithm of the gamma function, in `f64`.
 
 use std::f64::consts::PI;
-
-use super::activation::Curve;
-use super::elementwise;
-use super::math::Math;
-use super::unary::{UnaryKernel, unary};
-use crate::kernel::on_cpu;
-use crate::{Elementwise, Entry, Result};
-
-unary! {
-    LGAMMA: Math (lanes of floats), |x| x.lgamma();
-    DIGAMMA: Math (lanes of floats), |x| x.digamma();
-}
-
-/// Computes the polygamma function of the order that is given as a number, which is at least 1.
-pub(crate) const POLYGAMMA: &[Entry<Curve<1>>] = on_cpu!(lanes of floats: polygamma_of::<T>);
-
-fn polygamma_of<T: Math>(iter: &Elementwise<'_>, [order]: [f64; 1]) -> Result<()> {
-    let order = T::of(order);
-    elementwise::unary(iter, |x: T| x.polygamma(order));
-    Ok(())
-}
 
 /// Computes the first derivative of the logarithm of the gamma function. It is infinite at 0 and NaN at negative
 /// integers, as in PyTorch.

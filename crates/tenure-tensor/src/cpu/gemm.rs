@@ -5,7 +5,7 @@
 
 use super::elementwise::vectorized;
 use super::gemm_bf16;
-use super::half_precision::{in_f32, widened};
+use super::{in_f32, widened};
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 

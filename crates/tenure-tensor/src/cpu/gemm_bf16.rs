@@ -6,10 +6,9 @@
 
 use half::bf16;
 
-use super::disjoint_slice::DisjointSlice;
 use super::gemm::{Matrix, matrix_of_batch};
-use super::scatter::SharedPointer;
 use super::scratch;
+use super::shared_memory::{DisjointSlice, SharedPointer};
 use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, arrays, threads};
 
 /// The number of rows and of columns of sums that are in registers at a time.

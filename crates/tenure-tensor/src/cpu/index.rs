@@ -2,7 +2,7 @@
 
 use super::elementwise;
 use super::gather::Wrong;
-use super::scatter::SharedPointer;
+use super::shared_memory::SharedPointer;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, DeviceKind, Elementwise, Entry, Result, Tensor, TensorError, threads};
 

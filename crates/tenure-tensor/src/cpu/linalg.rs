@@ -8,7 +8,7 @@ use std::array;
 use parking_lot::Mutex;
 use tenure_linalg::{Matrix, MatrixMut, NotConverged, NotPositiveDefinite, Real, Triangle};
 
-use super::disjoint_slice::DisjointSlice;
+use super::shared_memory::DisjointSlice;
 use crate::{Access, DType, Element, Result, Tensor, TensorError, threads};
 
 /// The number of a matrix of the batch, and the reason why it has no result.

@@ -1,8 +1,8 @@
 //! Cross entropy.
 
-use super::disjoint_slice::{DisjointSlice, unbound};
 use super::elementwise::{GRAIN, vectorized};
 use super::math::Math;
+use super::shared_memory::{DisjointSlice, unbound};
 use super::softmax::{largest, sum_exp};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor, threads};

@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::disjoint_slice::{DisjointSlice, unbound};
 use super::elementwise::{GRAIN, block_of, for_each_block, vectorized};
+use super::lines::sum;
 use super::math::Math;
 use super::reduction::{ElementReduction, reduce};
-use super::row_reduction::sum;
+use super::shared_memory::{DisjointSlice, unbound};
 use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, threads};

@@ -1,6 +1,6 @@
 //! Pooling: each window of an image becomes one pixel.
 
-use super::half_precision::{in_f32, widened};
+use super::{in_f32, widened};
 use crate::geometry::{Taps, Windows};
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, threads};

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
+use super::lines::larger;
 use super::math::Math;
 use super::reduction::{ElementReduction, reduce};
-use super::row_reduction::larger;
 use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Entry, Number, Result, Scalar, Tensor};

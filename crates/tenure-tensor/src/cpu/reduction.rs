@@ -15,8 +15,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
-use super::disjoint_slice::DisjointSlice;
 use super::elementwise::vectorized;
+use super::shared_memory::DisjointSlice;
 use super::strided::strided;
 use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 

@@ -1,7 +1,7 @@
 //! Scans: cumulative sums and products.
 
-use super::along_dim::{WIDTH, for_each_line};
-use super::disjoint_slice::DisjointSlice;
+use super::lines::{WIDTH, for_each_line};
+use super::shared_memory::DisjointSlice;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Entry, Number, Result, Tensor};
 

@@ -4,6 +4,7 @@ use tenure_core::Overlap;
 
 use super::gather::{Places, Wrong, with_width};
 use super::scratch;
+use super::shared_memory::SharedPointer;
 use crate::access::overlap;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, Entry, Number, Result, Tensor, TensorError, threads};
@@ -286,18 +287,4 @@ pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor])
         return Ok(());
     };
     Err(TensorError::Overlap { op, reason })
-}
-
-/// A pointer to locked memory, for any thread.
-pub(super) struct SharedPointer<T>(pub(super) *mut T);
-
-// SAFETY: the code that reads and writes there says why it may.
-unsafe impl<T> Sync for SharedPointer<T> {}
-
-impl<T> SharedPointer<T> {
-    /// Returns the pointer. A closure that calls this method captures the whole struct, which is [`Sync`], rather than
-    /// only the field.
-    pub(super) fn get(&self) -> *mut T {
-        self.0
-    }
 }

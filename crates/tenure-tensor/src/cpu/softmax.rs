@@ -1,10 +1,9 @@
 //! Softmax and log-softmax.
 
-use super::along_dim::{WIDTH, for_each_line};
-use super::disjoint_slice::{DisjointSlice, unbound};
 use super::elementwise::vectorized;
+use super::lines::{WIDTH, for_each_line, larger, reduce_rows, sum};
 use super::math::Math;
-use super::row_reduction::{larger, reduce_rows, sum};
+use super::shared_memory::{DisjointSlice, unbound};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor};
 

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use super::disjoint_slice::DisjointSlice;
 use super::elementwise::GRAIN;
+use super::shared_memory::DisjointSlice;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
 

@@ -1,4 +1,4 @@
-//! Activation functions, and their gradients.
+//! Activation functions, their gradients, and rotary position embeddings.
 
 use super::elementwise::{self, Expression, expressions};
 use super::on_cpu;
@@ -35,6 +35,8 @@ expressions! {
     SOFTPLUS: ["T", "T"] (lanes of floats), "a * n0 > n1 ? a : log1p(exp(a * n0)) / n0", given numbers: [f64; 2];
     ELU_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (b <= (T)0 ? n2 * n0 * exp(b * n2) : n1)", given numbers: [f64; 3];
+    ROTATE: ["T", "T", "T", "T", "T", "T"] (lanes of floats),
+        "a * c + n0 * b * d", also "b * c - n0 * a * d", given sign: f64;
 }
 
 pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cuda!(lanes of floats: band_backward::<T>);

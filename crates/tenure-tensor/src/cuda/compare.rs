@@ -1,11 +1,13 @@
-//! Comparisons and logic.
+//! Comparisons, logic, selection and clamping.
+
+use smallvec::SmallVec;
 
 use super::elementwise::{self, Expression, expressions};
 use super::on_cpu;
 use crate::cpu;
-use crate::cpu::compare::{Closeness, IsClose};
+use crate::cpu::compare::{Clamp, Closeness, IsClose};
 use crate::kernel::on_cuda;
-use crate::{DType, Elementwise, Entry, Result, Scalar};
+use crate::{DType, Element, Elementwise, Entry, Result, Scalar};
 
 expressions! {
     of compare:
@@ -18,6 +20,9 @@ expressions! {
     LOGICAL_AND: ["bool", "T", "T"] (wrapping lanes of all), "a != (T)0 && b != (T)0";
     LOGICAL_OR: ["bool", "T", "T"] (wrapping lanes of all), "a != (T)0 || b != (T)0";
     LOGICAL_XOR: ["bool", "T", "T"] (wrapping lanes of all), "(a != (T)0) != (b != (T)0)";
+    WHERE: ["T", "bool", "T", "T"] (bits of all), "a ? b : c";
+    NAN_TO_NUM: ["T", "T"] (lanes of floats),
+        "is_nan(a) ? n0 : a == INFINITE(T) ? n1 : a == -INFINITE(T) ? n2 : a", given values: [f64; 3];
 }
 
 pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cuda!(all: is_close);
@@ -36,5 +41,36 @@ fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     let numbers = [relative, absolute, f64::from(u8::from(equal_nan))].map(Scalar::Float);
     elementwise::run(iter, DType::F64, &EXPRESSION, &numbers, move |iter| {
         on_cpu(iter.op(), &[cpu::compare::IS_CLOSE], DType::F64)?(iter, closeness)
+    })
+}
+
+pub(crate) const CLAMP: &[Entry<Clamp>] = on_cuda!(lanes of numbers: clamp::<T>);
+
+fn clamp<E: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
+    clamp_as(E::DTYPE, iter, min, max)
+}
+
+fn clamp_as(dtype: DType, iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
+    static BOTH: Expression = Expression {
+        name: "clamp",
+        lanes: &["T", "T"],
+        // NaN stays NaN.
+        values: &["(a < n0 ? n0 : a) > n1 ? n1 : (a < n0 ? n0 : a)"],
+        fault: None,
+    };
+    static MIN: Expression =
+        Expression { name: "clamp_min", lanes: &["T", "T"], values: &["a < n0 ? n0 : a"], fault: None };
+    static MAX: Expression =
+        Expression { name: "clamp_max", lanes: &["T", "T"], values: &["a > n0 ? n0 : a"], fault: None };
+    static NEITHER: Expression = Expression { name: "clamp_none", lanes: &["T", "T"], values: &["a"], fault: None };
+    let expression = match (min, max) {
+        (Some(_), Some(_)) => &BOTH,
+        (Some(_), None) => &MIN,
+        (None, Some(_)) => &MAX,
+        (None, None) => &NEITHER,
+    };
+    let limits: SmallVec<[Scalar; 2]> = min.into_iter().chain(max).collect();
+    elementwise::run(iter, dtype, expression, &limits, move |iter| {
+        on_cpu(iter.op(), &[cpu::compare::CLAMP], dtype)?(iter, min, max)
     })
 }

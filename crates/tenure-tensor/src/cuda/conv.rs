@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{Compute, ConvolutionPass as Pass, CudaDriver, DnnConvolution, KernelName, LaunchConfig};
 
-use super::binary::ADD;
+use super::pointwise::ADD;
 use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::cpu;

@@ -1,18 +1,19 @@
-//! Concatenation of tensors.
+//! Concatenation of tensors, and reversal of dimensions.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::iteration_space::{is_large, linear, unit, unit_type};
+use super::on_cpu;
 use super::queue::{self, Queue};
 use crate::cpu;
-use crate::cpu::join::Join;
+use crate::cpu::join::{Flip, Join};
 use crate::kernel::on_cuda;
 use crate::{Access, Entry, Result, Tensor};
 
 pub(crate) const JOIN: &[Entry<Join>] = on_cuda!(all: join);
 
-const TEMPLATE: &str = include_str!("source/join.cu");
+const JOIN_SOURCE: &str = include_str!("source/join.cu");
 
 /// The largest number of parts that are copied at once.
 const MOST: usize = 64;
@@ -50,7 +51,7 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
             || {
                 let unit = unit_type(unit);
                 let index = if is_large { "u64" } else { "u32" };
-                format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")
+                format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{JOIN_SOURCE}")
             },
             config,
             &mut words,
@@ -70,4 +71,35 @@ fn lies_as(part: &Tensor, out: &Tensor, dim: usize) -> bool {
         && strides.all(|((whole, stride), size)| {
             *size == 1 || *stride == if *whole > along { whole / length * part.sizes()[dim] } else { *whole }
         })
+}
+
+pub(crate) const FLIP: &[Entry<Flip>] = on_cuda!(all: flip);
+
+const FLIP_SOURCE: &str = include_str!("source/flip.cu");
+
+fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("flip", &[out], &[input])?;
+    let to = access.write_ptr(0).addr();
+    let from = access.read_ptr(0).addr();
+    let dtype = out.dtype();
+    let length = out.sizes()[dim];
+    // Blocks keep the order of their elements.
+    let block = out.sizes()[dim + 1..].iter().product::<usize>() * dtype.size();
+    let unit = unit([to, from, block]);
+    let count = out.numel() * dtype.size() / unit;
+    let launch = |queue: &mut Queue| {
+        let mut words = [to, from, count, length, block / unit].map(|word| word as u64);
+        queue.launch(
+            KernelName { op: "flip", variant: unit as u64 },
+            || format!("typedef {} Unit;\n{FLIP_SOURCE}", unit_type(unit)),
+            linear(count),
+            &mut words,
+        )
+    };
+    queue::submit(&access, launch, move |writes, reads| {
+        on_cpu("flip", &[cpu::join::FLIP], dtype)?(&writes[0], &reads[0], dim)
+    })
 }

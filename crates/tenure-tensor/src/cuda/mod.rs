@@ -35,61 +35,50 @@
 //! ```
 
 mod async_errors;
-mod check;
 mod elementwise;
-mod index_add;
 mod indexed_write;
 mod iteration_space;
 mod lines;
-mod opened;
 mod program;
 mod queue;
-mod radix;
 mod runs;
-mod transpose;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
-pub(crate) mod binary;
 mod call;
 pub(crate) mod captured;
 pub(crate) mod compare;
 pub(crate) mod conv;
 pub(crate) mod copy;
-pub(crate) mod fill;
-pub(crate) mod flip;
-pub(crate) mod gamma;
 pub(crate) mod gather;
 pub(crate) mod index;
 pub(crate) mod join;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod pointwise;
 pub(crate) mod pool;
 pub(crate) mod random;
-pub(crate) mod ranges;
 pub(crate) mod reduce;
-pub(crate) mod rotary;
 pub(crate) mod scan;
 pub(crate) mod scatter;
-pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;
-pub(crate) mod unary;
 
 pub use call::CapturedCall;
 pub(crate) use captured::note_write;
 pub use captured::{Capture, Captured, is_capturing, varying};
-pub(crate) use check::probabilities;
-pub use opened::{OpenedMemory, open_memory};
+pub(crate) use loss::probabilities;
 pub use program::{CpuKernel, KernelArgument, Program, StreamUse};
 pub use queue::{Queue, Touched, submit};
 pub(crate) use queue::{check_earlier_errors, record_use};
+pub use tenure_device::OpenedMemory;
 pub use tenure_device::cuda::{KernelName, LaunchConfig, ProgramSource};
+use tenure_device::{MemoryHandle, memory};
 
 use crate::kernel::{self, Entry};
-use crate::{DType, DeviceKind, Result, element};
+use crate::{DType, Device, DeviceKind, Result, TensorError, element};
 
 /// The beginning of every kernel's source.
 const PRELUDE: &str = include_str!("source/prelude.cu");
@@ -130,4 +119,18 @@ pub fn computed(dtype: DType) -> &'static str {
 /// Returns the CUDA C++ type in which kernels sum many elements of a dtype.
 fn summed(dtype: DType) -> &'static str {
     if dtype.is_floating() { computed(dtype) } else { "i64" }
+}
+
+/// Opens another process's memory on a CUDA device, from the bytes of its `cudaIpcMemHandle_t`.
+///
+/// # Errors
+/// The device is the CPU or does not exist; the handle names no memory of another process; a driver call failed.
+pub fn open_memory(device: Device, handle: [u8; 64]) -> Result<OpenedMemory> {
+    const OP: &str = "open_memory";
+    if device.is_cpu() {
+        return Err(TensorError::argument(OP, "memory is opened on a CUDA device, got the CPU"));
+    }
+    let memory = memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))?;
+    let opened = OpenedMemory::open(memory.driver().clone(), &MemoryHandle(handle));
+    opened.map_err(|error| TensorError::memory(OP, error.into()))
 }

@@ -8,7 +8,8 @@ use super::pointwise::{self, Binary, Unary, promoted};
 use super::unary::{SavedOperand, functions, of_floats, of_floats_in_place};
 use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
-use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
+use crate::cpu::activation::{self as kernels, Band, BandBackward};
+use crate::cpu::pointwise::Curve;
 use crate::cuda::activation as cuda;
 use crate::operation::operations;
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError};
@@ -35,7 +36,7 @@ static BAND_BACKWARD: Kernel<BandBackward> =
 
 functions! {
     /// Computes the logistic function, from 0 to 1.
-    sigmoid / sigmoid_ = unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
+    sigmoid / sigmoid_ = pointwise::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
     /// Computes x·Φ(x) with the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
     gelu = activation::GELU, by input |grad, x| gelu_backward(grad, x);
     /// Approximates [`gelu`](Self::gelu) with the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.

@@ -1,4 +1,4 @@
-//! Linear algebra composed of other operations: contractions, diagonals and cross products.
+//! Linear algebra composed of other operations: contractions, diagonals, triangles and cross products.
 
 use super::entered;
 use super::matmul::check_operands;
@@ -6,9 +6,12 @@ use super::pointwise::{broadcast, promoted, wide};
 use super::view::signed;
 use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach, recipe};
+use crate::cpu::index::Triangle;
 use crate::operation::operations;
 use crate::tensor::dimension;
-use crate::{Result, Tensor, TensorError};
+use crate::{Kernel, Result, Tensor, TensorError, cpu, cuda};
+
+static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANGLE, cuda::index::TRIANGLE]);
 
 operations! {
     static OPERATIONS;
@@ -42,6 +45,20 @@ operations! {
         /// # Errors
         /// No dimensions; `dim1` or `dim2` does not exist in the result, or they are the same.
         diag_embed(input: Tensor, offset: Int = 0, dim1: Int = -2, dim2: Int = -1) -> Tensor;
+
+        /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one,
+        /// or below it if it is negative.
+        ///
+        /// # Errors
+        /// Fewer than two dimensions.
+        tril(input: Tensor, diagonal: Int = 0) -> Tensor;
+
+        /// Returns the matrices of the last two dimensions with zeros below a diagonal, given as for
+        /// [`tril`](Self::tril).
+        ///
+        /// # Errors
+        /// Fewer than two dimensions.
+        triu(input: Tensor, diagonal: Int = 0) -> Tensor;
 
         /// Computes the sum of the diagonal of a matrix.
         ///
@@ -184,4 +201,29 @@ fn cross(input: &Tensor, other: &Tensor, dim: isize) -> Result<Tensor> {
     let ahead = next(&left, 1)?.mul(&next(&right, 2)?)?;
     let behind = next(&left, 2)?.mul(&next(&right, 1)?)?;
     ahead.sub(&behind)?.to_dtype(dtype)
+}
+
+fn tril(input: &Tensor, diagonal: isize) -> Result<Tensor> {
+    input.triangle("tril", diagonal, true)
+}
+
+fn triu(input: &Tensor, diagonal: isize) -> Result<Tensor> {
+    input.triangle("triu", diagonal, false)
+}
+
+impl Tensor {
+    fn triangle(&self, op: &'static str, diagonal: isize, is_lower: bool) -> Result<Self> {
+        if self.rank() < 2 {
+            let reason = format!("at least two dimensions are needed, got sizes {:?}", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        let dense = self.contiguous()?;
+        let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
+        TRIANGLE.find(self.device().kind(), self.dtype())?(&out, &dense, diagonal, is_lower)?;
+        attach(out, op, &[&dense], |_| {
+            Ok(move |context: &Context<'_>| {
+                Ok([Some(context.grad(0)?.triangle(op, diagonal, is_lower)?)].into_iter().collect())
+            })
+        })
+    }
 }

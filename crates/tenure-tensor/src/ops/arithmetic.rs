@@ -4,9 +4,9 @@ use tenure_core::DType;
 
 use super::pointwise::{self, Binary, Pair, floating};
 use crate::autograd::{Context, Grads, Saver, attach};
-use crate::cpu::binary as kernels;
-use crate::cpu::binary::Scaled;
-use crate::cuda::binary as cuda;
+use crate::cpu::pointwise as kernels;
+use crate::cpu::pointwise::Scaled;
+use crate::cuda::pointwise as cuda;
 use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 

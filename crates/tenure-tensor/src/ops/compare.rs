@@ -59,17 +59,17 @@ relations! {
 relations! {
     BITS, |dtype| dtype;
     /// Computes the bitwise and of this tensor and `other`.
-    bitwise_and = binary::AND;
+    bitwise_and = pointwise::AND;
     /// Computes the bitwise or of this tensor and `other`.
-    bitwise_or = binary::OR;
+    bitwise_or = pointwise::OR;
     /// Computes the bitwise exclusive or of this tensor and `other`.
-    bitwise_xor = binary::XOR;
+    bitwise_xor = pointwise::XOR;
     /// Shifts bits up and fills with zeros. PyTorch's `bitwise_left_shift`.
     #[name(bitwise_left_shift)]
-    shift_left = binary::SHIFT_LEFT;
+    shift_left = pointwise::SHIFT_LEFT;
     /// Shifts bits down and fills with the sign. PyTorch's `bitwise_right_shift`.
     #[name(bitwise_right_shift)]
-    shift_right = binary::SHIFT_RIGHT;
+    shift_right = pointwise::SHIFT_RIGHT;
 }
 
 /// Returns the result of a comparison that is the same for all elements: that of unsigned integers with an integer which
@@ -116,13 +116,13 @@ macro_rules! properties {
 
 properties! {
     /// Tells where an element is NaN.
-    isnan = unary::IS_NAN, Some(false);
+    isnan = pointwise::IS_NAN, Some(false);
     /// Tells where an element is infinite.
-    isinf = unary::IS_INF, Some(false);
+    isinf = pointwise::IS_INF, Some(false);
     /// Tells where an element is neither infinite nor NaN.
-    isfinite = unary::IS_FINITE, Some(true);
+    isfinite = pointwise::IS_FINITE, Some(true);
     /// Tells where an element is zero.
-    logical_not = unary::LOGICAL_NOT, None;
+    logical_not = pointwise::LOGICAL_NOT, None;
 }
 
 operations! {
@@ -172,7 +172,7 @@ fn is_nonzero(input: &Tensor) -> Result<bool> {
 }
 
 fn bitwise_not(input: &Tensor) -> Result<Tensor> {
-    static KERNEL: Unary = Kernel::new("bitwise_not", &[cpu::unary::BITWISE_NOT, cuda::unary::BITWISE_NOT]);
+    static KERNEL: Unary = Kernel::new("bitwise_not", &[cpu::pointwise::BITWISE_NOT, cuda::pointwise::BITWISE_NOT]);
     pointwise::run(&KERNEL, input.dtype(), input.dtype(), &[input], |kernel, iter| kernel(iter))
 }
 

@@ -6,12 +6,12 @@ use super::entered;
 use super::view::signed;
 use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu;
-use crate::cpu::flip::Flip;
 use crate::cpu::gather::Gather;
+use crate::cpu::join::Flip;
 use crate::operation::operations;
 use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cuda};
 
-static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::flip::FLIP, cuda::flip::FLIP]);
+static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::join::FLIP, cuda::join::FLIP]);
 static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER, cuda::gather::GATHER]);
 
 type Dims = SmallVec<[usize; 5]>;

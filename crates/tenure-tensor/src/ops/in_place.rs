@@ -8,8 +8,8 @@ use super::arithmetic::{self, ADD, ADD_SCALED, ADDCDIV, ADDCMUL, DIV, LERP, MUL,
 use super::pointwise::{self, Binary, Pair};
 use super::select::{self, CLAMP, WHERE};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
-use crate::cpu::binary::Scaled;
-use crate::cpu::select::Clamp;
+use crate::cpu::compare::Clamp;
+use crate::cpu::pointwise::Scaled;
 use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value, transfer};
 

@@ -17,8 +17,6 @@ mod determinant;
 mod einsum;
 mod extreme;
 mod factorization;
-mod flat;
-mod gamma;
 mod gather;
 mod in_place;
 mod index;
@@ -28,8 +26,8 @@ mod linalg;
 mod loss;
 mod matmul;
 mod matrix_power;
-mod named_norm;
 mod norm;
+mod overloads;
 mod pad;
 pub(crate) mod pointwise;
 mod pool;
@@ -49,7 +47,6 @@ mod solve;
 pub(crate) mod sort;
 mod spectrum;
 mod split;
-mod triangle;
 mod unary;
 mod unbiased;
 mod unique;
@@ -92,9 +89,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     einsum::OPERATIONS,
     extreme::OPERATIONS,
     factorization::OPERATIONS,
-    flat::OPERATIONS,
-    gamma::FUNCTIONS,
-    gamma::OPERATIONS,
+    overloads::OPERATIONS,
     gather::OPERATIONS,
     in_place::OPERATIONS,
     index::OPERATIONS,
@@ -103,7 +98,6 @@ pub static OPERATIONS: &[&[Operation]] = &[
     loss::OPERATIONS,
     matmul::OPERATIONS,
     matrix_power::OPERATIONS,
-    named_norm::OPERATIONS,
     norm::OPERATIONS,
     pad::OPERATIONS,
     pool::OPERATIONS,
@@ -123,7 +117,6 @@ pub static OPERATIONS: &[&[Operation]] = &[
     sort::OPERATIONS,
     spectrum::OPERATIONS,
     split::OPERATIONS,
-    triangle::OPERATIONS,
     unary::FUNCTIONS,
     unary::OPERATIONS,
     unbiased::OPERATIONS,

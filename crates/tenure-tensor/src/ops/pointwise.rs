@@ -52,9 +52,9 @@ pub(crate) fn output(sizes: &[usize], dtype: DType, inputs: &[&Tensor]) -> Resul
 }
 
 /// A kernel of one input.
-pub(crate) type Unary = Kernel<cpu::unary::UnaryKernel>;
+pub(crate) type Unary = Kernel<cpu::pointwise::PointwiseKernel>;
 /// A kernel of two inputs.
-pub(crate) type Binary = Kernel<cpu::binary::BinaryKernel>;
+pub(crate) type Binary = Kernel<cpu::pointwise::PointwiseKernel>;
 
 /// Two operands, and the dtype that they are computed in. They keep their own dtypes: kernels convert as they read.
 pub(crate) struct Pair<'a> {

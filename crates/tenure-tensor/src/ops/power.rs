@@ -7,12 +7,12 @@ use crate::operation::operations;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
 use crate::{cpu, cuda};
 
-static POW: Binary = Kernel::new("pow", &[cpu::binary::POW, cuda::binary::POW]);
-static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE, cuda::unary::SQUARE]);
-static CUBE: Unary = Kernel::new("pow", &[cpu::unary::CUBE, cuda::unary::CUBE]);
-static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT, cuda::unary::SQRT]);
-static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT, cuda::unary::RSQRT]);
-static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::unary::RECIPROCAL]);
+static POW: Binary = Kernel::new("pow", &[cpu::pointwise::POW, cuda::pointwise::POW]);
+static SQUARE: Unary = Kernel::new("pow", &[cpu::pointwise::SQUARE, cuda::pointwise::SQUARE]);
+static CUBE: Unary = Kernel::new("pow", &[cpu::pointwise::CUBE, cuda::pointwise::CUBE]);
+static SQRT: Unary = Kernel::new("pow", &[cpu::pointwise::SQRT, cuda::pointwise::SQRT]);
+static RSQRT: Unary = Kernel::new("pow", &[cpu::pointwise::RSQRT, cuda::pointwise::RSQRT]);
+static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::pointwise::RECIPROCAL, cuda::pointwise::RECIPROCAL]);
 
 operations! {
     static OPERATIONS;

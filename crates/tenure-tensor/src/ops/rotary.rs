@@ -4,11 +4,11 @@ use super::entered;
 use super::pointwise::output;
 use super::reduce::floating;
 use crate::autograd::{Context, attach, recipe};
-use crate::cpu::rotary::Rotate;
+use crate::cpu::activation::Rotate;
 use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
-static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::rotary::ROTATE, cuda::rotary::ROTATE]);
+static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::activation::ROTATE, cuda::activation::ROTATE]);
 
 operations! {
     static OPERATIONS;

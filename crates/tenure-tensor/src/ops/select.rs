@@ -8,14 +8,14 @@ use super::index::nonzero_by_dim;
 use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
-use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
+use crate::cpu::compare::{self as kernels, Clamp, NanToNum, Where};
 use crate::observe::observed;
 use crate::operation::{arguments, operations};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
-pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
-pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP, cuda::select::CLAMP]);
-static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM, cuda::select::NAN_TO_NUM]);
+pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::compare::WHERE]);
+pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP, cuda::compare::CLAMP]);
+static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM, cuda::compare::NAN_TO_NUM]);
 
 operations! {
     static OPERATIONS;

@@ -9,8 +9,8 @@ use super::pointwise::{self, Unary, floating};
 use super::reduce;
 use crate::autocast::raise;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
-use crate::cpu::unary as kernels;
-use crate::cuda::unary as cuda;
+use crate::cpu::pointwise::{self as kernels, Curve};
+use crate::cuda::pointwise as cuda;
 use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError};
 
@@ -128,53 +128,57 @@ impl SavedOperand {
 
 functions! {
     /// Computes the square root of each element.
-    sqrt / sqrt_ = unary::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
+    sqrt / sqrt_ = pointwise::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
     /// Computes 1 divided by the square root of each element.
-    rsqrt / rsqrt_ = unary::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
+    rsqrt / rsqrt_ = pointwise::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
     /// Computes 1 divided by each element.
-    reciprocal / reciprocal_ = unary::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
+    reciprocal / reciprocal_ = pointwise::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// Computes e to the power of each element.
-    exp / exp_ = unary::EXP, by output |grad, y| grad.mul(y);
+    exp / exp_ = pointwise::EXP, by output |grad, y| grad.mul(y);
     /// Computes e to the power of each element, minus 1, precisely also near 0.
-    expm1 = unary::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
+    expm1 = pointwise::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
     /// Computes the natural logarithm of each element.
-    log / log_ = unary::LOG, by input |grad, x| grad.div(x);
+    log / log_ = pointwise::LOG, by input |grad, x| grad.div(x);
     /// Computes the natural logarithm of 1 plus each element, precisely also near 0.
-    log1p = unary::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
+    log1p = pointwise::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
     /// Computes the logarithm to base 2.
-    log2 = unary::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
+    log2 = pointwise::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
     /// Computes the logarithm to base 10.
-    log10 = unary::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
+    log10 = pointwise::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
     /// Computes the sine of an angle in radians.
-    sin = unary::SIN, by input |grad, x| grad.mul(&x.cos()?);
+    sin = pointwise::SIN, by input |grad, x| grad.mul(&x.cos()?);
     /// Computes the cosine of an angle in radians.
-    cos = unary::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
+    cos = pointwise::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
     /// Computes the tangent of an angle in radians.
-    tan = unary::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
+    tan = pointwise::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
     /// Computes the arcsine, in radians.
-    asin = unary::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
+    asin = pointwise::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
     /// Computes the arccosine, in radians.
-    acos = unary::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
+    acos = pointwise::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
     /// Computes the arctangent, in radians.
-    atan = unary::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
+    atan = pointwise::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
     /// Computes the hyperbolic sine.
-    sinh = unary::SINH, by input |grad, x| grad.mul(&x.cosh()?);
+    sinh = pointwise::SINH, by input |grad, x| grad.mul(&x.cosh()?);
     /// Computes the hyperbolic cosine.
-    cosh = unary::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    cosh = pointwise::COSH, by input |grad, x| grad.mul(&x.sinh()?);
     /// Computes the inverse of the hyperbolic sine.
-    asinh = unary::ASINH, by input |grad, x| grad.mul(&x.square()?.add(1)?.rsqrt()?);
+    asinh = pointwise::ASINH, by input |grad, x| grad.mul(&x.square()?.add(1)?.rsqrt()?);
     /// Computes the inverse of the hyperbolic cosine.
-    acosh = unary::ACOSH, by input |grad, x| grad.mul(&x.square()?.sub(1)?.rsqrt()?);
+    acosh = pointwise::ACOSH, by input |grad, x| grad.mul(&x.square()?.sub(1)?.rsqrt()?);
     /// Computes the inverse of the hyperbolic tangent.
-    atanh = unary::ATANH, by input |grad, x| grad.div(&one_minus_square(x)?);
+    atanh = pointwise::ATANH, by input |grad, x| grad.div(&one_minus_square(x)?);
     /// Computes the hyperbolic tangent.
-    tanh / tanh_ = unary::TANH, by output |grad, y| activation::tanh_backward(grad, y);
+    tanh / tanh_ = pointwise::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// Computes the error function.
-    erf = unary::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
+    erf = pointwise::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
     /// Computes 1 minus the error function, precisely also where that is near 1.
-    erfc = unary::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
+    erfc = pointwise::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
     /// Computes the inverse of the error function, for elements from -1 to 1.
-    erfinv = unary::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+    erfinv = pointwise::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+    /// Computes the logarithm of the absolute value of the gamma function.
+    lgamma = pointwise::LGAMMA, by input |grad, x| grad.mul(&x.digamma()?);
+    /// Computes the derivative of [`lgamma`](Self::lgamma).
+    digamma = pointwise::DIGAMMA, by input |grad, x| grad.mul(&x.polygamma(1)?);
 }
 
 /// Computes exp(-x²).
@@ -186,6 +190,7 @@ fn one_minus_square(x: &Tensor) -> Result<Tensor> {
     x.square()?.neg()?.add(1)
 }
 
+static POLYGAMMA: Kernel<Curve<1>> = Kernel::new("polygamma", &[kernels::POLYGAMMA, cuda::POLYGAMMA]);
 static NEG: Unary = Kernel::new("neg", &[kernels::NEG, cuda::NEG]);
 static ABS: Unary = Kernel::new("abs", &[kernels::ABS, kernels::ABS_INTEGERS, cuda::ABS, cuda::ABS_INTEGERS]);
 static SIGN: Unary = Kernel::new("sign", &[kernels::SIGN, cuda::SIGN]);
@@ -252,6 +257,12 @@ operations! {
         /// # Errors
         /// `bool`.
         trunc(input: Tensor) -> Tensor;
+
+        /// Computes the derivative of the order `n` of [`digamma`](Self::digamma), which is that of order 0.
+        ///
+        /// # Errors
+        /// A negative order; no memory.
+        polygamma(input: Tensor, n: Int) -> Tensor;
     }
     Method for front_ends {
         /// Rounds to so many decimal places, or if `decimals` is negative, to a multiple of a power of ten.
@@ -260,6 +271,14 @@ operations! {
         /// Integers.
         #[name(round)]
         round_to(input: Tensor, decimals: Int) -> Tensor;
+    }
+    Function for front_ends {
+        /// Computes [`polygamma`](Tensor::polygamma) with the order first, as PyTorch's function has it.
+        ///
+        /// # Errors
+        /// A negative order; no memory.
+        #[name(polygamma)]
+        polygamma_of(n: Int, input: Tensor) -> Tensor = |n, input: &Tensor| input.polygamma(n);
     }
 }
 
@@ -352,4 +371,15 @@ impl Tensor {
     fn same_dtype(&self, kernel: &'static Unary) -> Result<Self> {
         pointwise::run(kernel, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter))
     }
+}
+
+fn polygamma(input: &Tensor, n: isize) -> Result<Tensor> {
+    if n < 0 {
+        return Err(TensorError::argument("polygamma", format!("n = {n}: an order of 0 or more is needed")));
+    }
+    if n == 0 {
+        return input.digamma();
+    }
+    let input = input.to_dtype(floating(input.dtype()))?;
+    input.curve(&POLYGAMMA, [n as f64], move |grad, x| grad.mul(&x.polygamma(n + 1)?))
 }

@@ -10,14 +10,14 @@ use tenure_device::host::HostMemory;
 use tenure_device::memory;
 
 use super::Tensor;
-use crate::cpu::fill::Fill;
+use crate::cpu::copy::Fill;
 use crate::element::with_element;
 use crate::operation::operations;
 use crate::scopes::entered;
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
 static HOST: Once = Once::new();
-static FILLS: Kernel<Fill> = Kernel::new("fill", &[cpu::fill::FILL, cuda::fill::FILL]);
+static FILLS: Kernel<Fill> = Kernel::new("fill", &[cpu::copy::FILL, cuda::copy::FILL]);
 
 /// Returns the allocator of tensors on a device.
 fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {

@@ -1,7 +1,6 @@
 //! The tensor type.
 
 mod array;
-mod bytes;
 pub(crate) mod create;
 mod format;
 mod operators;

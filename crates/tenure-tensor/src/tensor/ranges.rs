@@ -1,11 +1,11 @@
 //! Tensors of ranges: arange, linspace, logspace, and the identity matrix.
 
 use super::Tensor;
-use crate::cpu::ranges::{RangeKernel, RangeRule};
+use crate::cpu::copy::{RangeKernel, RangeRule};
 use crate::operation::operations;
 use crate::{DType, Device, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
-static RANGES: Kernel<RangeKernel> = Kernel::new("arange", &[cpu::ranges::RANGES, cuda::ranges::RANGES]);
+static RANGES: Kernel<RangeKernel> = Kernel::new("arange", &[cpu::copy::RANGES, cuda::copy::RANGES]);
 
 operations! {
     static OPERATIONS;

@@ -1,4 +1,5 @@
-//! Overloads without a dimension, which take the tensor as a vector, and repeats that differ from entry to entry.
+//! Overloads that PyTorch has: without a dimension, with repeats that differ from entry to entry, and norms whose order
+//! is a word or none.
 
 use crate::operation::operations;
 use crate::{DType, Result, Tensor, TensorError};
@@ -32,6 +33,28 @@ operations! {
         take_along_flat(input: Tensor, indices: Tensor) -> Tensor = |input: &Tensor, indices: &Tensor| {
             input.reshape(&[-1])?.gather(0, &indices.reshape(&[-1])?)
         };
+
+        /// Computes norms over dimensions as [`vector_norm`](Tensor::norm) does. `p` is 2 if it is none. The elements are
+        /// converted to `dtype` first.
+        ///
+        /// # Errors
+        /// The errors of [`vector_norm`](Tensor::norm).
+        #[name(norm)]
+        norm_of_order(
+            input: Tensor, p: Option<Float> = None, dim: Ints = &[], keepdim: Bool = false, dtype: Option<DType> = None,
+        ) -> Tensor;
+
+        /// Computes the Frobenius norm, the root of the sum of squares, over dimensions: `p` is `fro`.
+        ///
+        /// # Errors
+        /// Another word; the errors of [`vector_norm`](Tensor::norm).
+        #[name(norm)]
+        norm_of_name(
+            input: Tensor, p: Text, dim: Ints = &[], keepdim: Bool = false, dtype: Option<DType> = None,
+        ) -> Tensor = |input: &Tensor, p, dim, keepdim, dtype| match p {
+            "fro" => norm_of_order(input, None, dim, keepdim, dtype),
+            _ => Err(TensorError::argument("norm", format!("p must be a number, \"fro\" or None, got {p:?}"))),
+        };
     }
 }
 
@@ -56,4 +79,8 @@ fn repeat_interleave_each(input: &Tensor, repeats: &Tensor, dim: Option<isize>) 
     let total = if count == 0 { 0 } else { ends.select(0, -1)?.item::<i64>()? };
     let places = Tensor::arange(0, total, 1, DType::I64, input.device())?;
     input.index_select(dim, &ends.searchsorted(&places, true, None)?)
+}
+
+fn norm_of_order(input: &Tensor, p: Option<f64>, dims: &[isize], keep: bool, dtype: Option<DType>) -> Result<Tensor> {
+    input.to_dtype(dtype.unwrap_or(input.dtype()))?.norm(p.unwrap_or(2.0), dims, keep)
 }

@@ -1,4 +1,4 @@
-//! A slice that many threads write to at once.
+//! Memory that many threads access at once.
 
 use std::ops::Range;
 
@@ -40,4 +40,18 @@ impl<T> DisjointSlice<T> {
 pub(super) unsafe fn unbound<'a, T>(slice: &[T]) -> &'a [T] {
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(slice.as_ptr(), slice.len()) }
+}
+
+/// A pointer to locked memory, for any thread.
+pub(super) struct SharedPointer<T>(pub(super) *mut T);
+
+// SAFETY: the code that reads and writes there says why it may.
+unsafe impl<T> Sync for SharedPointer<T> {}
+
+impl<T> SharedPointer<T> {
+    /// Returns the pointer. A closure that calls this method captures the whole struct, which is [`Sync`], rather than
+    /// only the field.
+    pub(super) fn get(&self) -> *mut T {
+        self.0
+    }
 }
