@@ -4,7 +4,7 @@ use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Attention, DType, Device, Tensor};
 
 use crate::common::{cuda, simulated};
-use crate::compare::{assert_near, numbers, tolerance, wide};
+use crate::{assert_near, numbers, tolerance, wide};
 
 /// Batch, heads, heads of keys, queries, keys, width, width of values.
 const SIZES: [[usize; 7]; 8] = [
@@ -49,8 +49,8 @@ fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
         [numbers(heads, queries, width, 1), numbers(kv_heads, keys, width, 2), numbers(kv_heads, keys, value_width, 3)];
     let mask = match kind {
         Kind::Plain | Kind::Causal => None,
-        Kind::Seen => Some(crate::compare::numbers(&[queries, keys], DType::F32, 4).gt(-0.5).unwrap()),
-        Kind::Added => Some(crate::compare::numbers(&[batch, 1, 1, keys], dtype, 4)),
+        Kind::Seen => Some(crate::numbers(&[queries, keys], DType::F32, 4).gt(-0.5).unwrap()),
+        Kind::Added => Some(crate::numbers(&[batch, 1, 1, keys], dtype, 4)),
     };
     let wide_mask = mask.as_ref().map(|mask| if mask.dtype() == DType::Bool { mask.clone() } else { wide(mask) });
     let is_causal = matches!(kind, Kind::Causal);

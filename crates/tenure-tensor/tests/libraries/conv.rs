@@ -4,7 +4,7 @@ use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Conv, DType, MemoryFormat, Result, Tensor, precision};
 
 use crate::common::cuda;
-use crate::compare::{assert_near, numbers, tolerance, wide};
+use crate::{assert_near, numbers, tolerance, wide};
 
 struct Case {
     input: &'static [usize],

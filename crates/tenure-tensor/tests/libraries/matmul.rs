@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock};
 use tenure_tensor::{DType, Device, Tensor, tuning};
 
 use crate::common::{cuda, simulated};
-use crate::compare::{assert_near, numbers, tolerance, wide};
+use crate::{assert_near, numbers, tolerance, wide};
 
 /// The process's choice of algorithms: locked by a test that changes it, and by one that needs it unchanged.
 static CHOICE: RwLock<()> = RwLock::new(());

@@ -3,7 +3,6 @@
 
 mod accuracy;
 mod algebra;
-mod attention;
 mod conv;
 mod create;
 mod elementwise;
@@ -11,9 +10,9 @@ mod errors;
 mod format;
 mod hostile;
 mod linalg;
-mod matmul;
 mod observe;
 mod pool;
+mod products;
 mod reduce;
 mod scatter;
 mod search;
