@@ -1,5 +1,7 @@
 //! Locks the storages of tensors and gives kernels access to their bytes.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 use tenure_core::{ExclusiveGuard, Generation, Storage, StorageGuard};
 
@@ -153,6 +155,16 @@ impl<'a> Access<'a> {
         self.ptr(self.reads[index])
     }
 
+    /// Returns the address of written tensor `index`, as kernels take it.
+    pub(crate) fn write_word(&mut self, index: usize) -> u64 {
+        self.write_ptr(index).addr() as u64
+    }
+
+    /// Returns the address of read tensor `index`, as kernels take it.
+    pub(crate) fn read_word(&self, index: usize) -> u64 {
+        self.read_ptr(index).addr() as u64
+    }
+
     /// Returns the elements of read tensor `index`, which must be contiguous and on the CPU.
     ///
     /// # Errors
@@ -296,11 +308,13 @@ pub(crate) fn overlap(left: &Tensor, right: &Tensor) -> bool {
     if !left.storage().is_alias_of(right.storage()) {
         return false;
     }
-    let range = |tensor: &Tensor| {
-        let extent = tensor.layout().extent();
-        extent.start * tensor.dtype().size()..extent.end * tensor.dtype().size()
-    };
-    let a = range(left);
-    let b = range(right);
+    let a = byte_range(left);
+    let b = byte_range(right);
     a.start < b.end && b.start < a.end
+}
+
+/// Returns the bytes of the storage from the first element to the last.
+fn byte_range(tensor: &Tensor) -> Range<usize> {
+    let extent = tensor.layout().extent();
+    extent.start * tensor.dtype().size()..extent.end * tensor.dtype().size()
 }

@@ -36,8 +36,8 @@ impl Collective {
         if let Some(other) = devices.iter().find(|device| device.is_cpu()) {
             return Err(TensorError::argument(OP, format!("{other} exchanges nothing: CUDA devices are expected")));
         }
-        let memory = |device: &Device| memory::device(device.index());
-        let memories = devices.iter().map(memory).collect::<std::result::Result<Vec<_>, _>>();
+        let memories = devices.iter().map(|device| memory::device(device.index()));
+        let memories = memories.collect::<std::result::Result<Vec<_>, _>>();
         let memories = memories.map_err(|error| TensorError::memory(OP, error))?;
         let drivers: Vec<_> = memories.iter().map(|memory| memory.driver().clone()).collect();
         let group = Communicator::group(&drivers).map_err(|error| TensorError::collective(OP, error))?;
@@ -124,7 +124,7 @@ impl Collective {
         tensors.iter().try_for_each(|tensor| self.check(op, tensor))?;
         let references: Vec<&Tensor> = tensors.iter().collect();
         let mut access = Access::on_any(op, &references, &[])?;
-        let addresses: Vec<u64> = (0..tensors.len()).map(|index| access.write_ptr(index).addr() as u64).collect();
+        let addresses: Vec<u64> = (0..tensors.len()).map(|index| access.write_word(index)).collect();
         let state = &mut *self.state.lock();
         let current = self.memory.streams().current();
         let led = state.event.record(&current).and_then(|()| self.stream.wait(&state.event));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::random::GeneratorState;
-use crate::{MemoryFormat, Result, TensorError};
+use crate::{Layout, MemoryFormat, Result, Tensor, TensorError};
 
 /// The options of a convolution for depth, height and width; a missing dimension has the neutral value.
 #[derive(Clone, Copy, Debug)]
@@ -214,4 +214,13 @@ pub(crate) struct Weighting {
 pub(crate) struct Dropping {
     pub(crate) probability: f64,
     pub(crate) state: GeneratorState,
+}
+
+/// Returns a view of one element for each channel that broadcasts to `x`. It has no gradient.
+pub(crate) fn along_channels(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let rank = x.rank() - 1;
+    let mut sizes = vec![1; rank];
+    let mut strides = vec![0; rank];
+    (sizes[0], strides[0]) = (channels.sizes()[0], channels.strides()[0]);
+    Ok(channels.alias(Layout::strided(&sizes, &strides, channels.layout().offset())?))
 }

@@ -9,7 +9,6 @@ use std::fmt;
 use smallvec::SmallVec;
 use tenure_core::{DType, Device};
 
-use crate::ops::LossReduction;
 use crate::random::{DEFAULT, Generator};
 use crate::{Result, Scalar, Tensor, TensorError, Value};
 
@@ -257,6 +256,39 @@ takes! {
     DType: DType = Argument::DType(dtype) => Some(dtype), |dtype| Argument::DType(dtype);
     Device: Device = Argument::Device(device) => Some(device), |device| Argument::Device(device);
     Reduction: LossReduction = Argument::Text(text) => LossReduction::named(text), |reduction| Argument::Text(reduction.name());
+}
+
+/// The reduction of the losses of elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LossReduction {
+    /// No reduction: one loss for each element.
+    None,
+    /// The mean of the losses; the weighted mean if they have weights.
+    #[default]
+    Mean,
+    /// The sum of the losses.
+    Sum,
+}
+
+impl LossReduction {
+    /// Returns the reduction of that name in front ends.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "none" => Self::None,
+            "mean" => Self::Mean,
+            "sum" => Self::Sum,
+            _ => return None,
+        })
+    }
+
+    /// Returns the name in front ends.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mean => "mean",
+            Self::Sum => "sum",
+        }
+    }
 }
 
 /// Types that may be none.

@@ -54,8 +54,7 @@ impl WorkerPool {
 
     /// Makes a pool of one thread, which starts no other, if the system cannot start so many.
     fn of_at_most(threads: usize) -> Self {
-        let alone = || Self { threads: 1, others: None, process: std::process::id() };
-        Self::new(threads).unwrap_or_else(|_| alone())
+        Self::new(threads).unwrap_or_else(|_| Self { threads: 1, others: None, process: std::process::id() })
     }
 
     /// Returns the process's pool. In a forked child it is a new one with as many threads.
@@ -175,9 +174,10 @@ pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usi
     let grain = grain.max(1);
     let parts = slice.len().div_ceil(grain);
     let chunks = Mutex::new(slice.chunks_mut(grain).enumerate());
-    let next = || chunks.lock().next();
     on_threads(parts, &|| {
-        while let Some((index, part)) = next() {
+        loop {
+            // A `while let` would hold the lock while the chunk runs.
+            let Some((index, part)) = chunks.lock().next() else { return };
             chunk(index * grain, part);
         }
     });

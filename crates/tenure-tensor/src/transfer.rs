@@ -1,6 +1,6 @@
 //! Copies of tensors between devices.
 
-use tenure_device::memory;
+use tenure_device::memory::{self, DeviceMemory};
 
 use crate::cuda;
 use crate::tensor::create::dense_like;
@@ -69,12 +69,8 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
 
 /// Copies between two CUDA devices, in the order of the thread's streams on both. The host does not wait.
 fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
-    let memory = |device: Device| {
-        cuda::check_earlier_errors(OP, device)?;
-        memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))
-    };
-    let there = memory(out.device())?;
-    let here = memory(dense.device())?;
+    let there = checked_memory(out.device())?;
+    let here = checked_memory(dense.device())?;
     let mut access = Access::on_any(OP, &[out], &[dense])?;
     let to = there.streams().current();
     let from = here.streams().current();
@@ -82,8 +78,14 @@ fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
         // Each device's allocator records its own storages.
         cuda::record_use(OP, memory, access.storages(), stream.id())?;
     }
-    let target = access.write_ptr(0).addr() as u64;
-    let source = access.read_ptr(0).addr() as u64;
+    let target = access.write_word(0);
+    let source = access.read_word(0);
     let copied = from.copy_to_peer(source, &to, target, bytes as u64);
     copied.map_err(|error| TensorError::memory(OP, error.into()))
+}
+
+/// Returns the memory of a device on which no earlier operation failed.
+fn checked_memory(device: Device) -> Result<&'static DeviceMemory> {
+    cuda::check_earlier_errors(OP, device)?;
+    memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))
 }

@@ -70,7 +70,7 @@ impl Uploader {
         if bytes > 0 {
             // SAFETY: the tensor is dense, so it is this many bytes from its first element, locked by `access`.
             buffer.copy_from_slice(unsafe { std::slice::from_raw_parts(access.read_ptr(0), bytes) });
-            let target = access.write_ptr(0).addr() as u64;
+            let target = access.write_word(0);
             // SAFETY: the buffer is dropped unchanged, and the pool does not reuse it before the stream has passed the
             // copy.
             let copied = unsafe {

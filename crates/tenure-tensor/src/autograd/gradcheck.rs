@@ -194,8 +194,10 @@ fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Res
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
     let options = BackwardOptions { create_graph: true, allow_unused: true, ..BackwardOptions::default() };
     let found = grad(&outputs, inputs, &upstream, options)?;
-    let zeros = |input: &Tensor| Tensor::zeros(input.sizes(), input.dtype(), input.device());
-    found.into_iter().zip(inputs).map(|(grad, input)| grad.map_or_else(|| zeros(input), Ok)).collect()
+    let grads = found.into_iter().zip(inputs);
+    grads
+        .map(|(grad, input)| grad.map_or_else(|| Tensor::zeros(input.sizes(), input.dtype(), input.device()), Ok))
+        .collect()
 }
 
 /// Returns the outputs of `function` that require a gradient.

@@ -233,11 +233,13 @@ impl Node {
         let hooks = self.hooks.lock().clone();
         for (output, hooks) in hooks {
             if let Some(grad) = grads[output].take() {
-                let of = || match self.leaf() {
-                    Some(_) => "a leaf".to_owned(),
-                    None => format!("output {output} of {}", self.name),
-                };
-                grads[output] = Some(hooks.run(of, grad)?);
+                grads[output] = Some(hooks.run(
+                    || match self.leaf() {
+                        Some(_) => "a leaf".to_owned(),
+                        None => format!("output {output} of {}", self.name),
+                    },
+                    grad,
+                )?);
             }
         }
         Ok(())

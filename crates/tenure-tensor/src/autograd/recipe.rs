@@ -372,14 +372,18 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
     {
         let is_there = optional.map(|tensor| tensor.is_some());
         let given: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(optional.into_iter().flatten()).collect();
-        let again = move |given: &[&Tensor]| {
-            let Some((inputs, rest)) = given.split_first_chunk() else {
-                return Err(TensorError::argument(name, "its recipe was given too few inputs"));
-            };
-            let mut rest = rest.iter().copied();
-            again(*inputs, is_there.map(|is_there| if is_there { rest.next() } else { None }))
-        };
-        scope.add(out, name, &given, Box::new(again));
+        scope.add(
+            out,
+            name,
+            &given,
+            Box::new(move |given: &[&Tensor]| {
+                let Some((inputs, rest)) = given.split_first_chunk() else {
+                    return Err(TensorError::argument(name, "its recipe was given too few inputs"));
+                };
+                let mut rest = rest.iter().copied();
+                again(*inputs, is_there.map(|is_there| if is_there { rest.next() } else { None }))
+            }),
+        );
     }
     if let Some(scope) = scope() {
         add(&scope, out, name, inputs, optional, again());

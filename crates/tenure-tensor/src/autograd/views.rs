@@ -48,19 +48,19 @@ fn attach_in_place_erased(
 ) -> Result<()> {
     let differentiates = is_grad_enabled() && target.dtype().is_floating();
     let view = target.view_of();
-    let has_grad = |tensor: &Tensor| tensor.requires_grad();
-    let base_has_grad = view.as_ref().is_some_and(|view| has_grad(&view.base));
-    if !differentiates || !(has_grad(target) || base_has_grad || inputs.iter().any(|input| has_grad(input))) {
+    let base = view.as_ref().map(|view| &view.base);
+    let has_grad = [target].into_iter().chain(base).chain(inputs.iter().copied()).any(Tensor::requires_grad);
+    if !differentiates || !has_grad {
         write()?;
         target.bump_version(op);
         return Ok(());
     }
-    let is_leaf_with_grad = |tensor: &&Tensor| tensor.is_leaf() && tensor.requires_grad();
-    let base = view.as_ref().map(|view| &view.base).filter(is_leaf_with_grad);
-    if let Some(leaf) = base.or(Some(target).filter(is_leaf_with_grad)) {
+    let mut written = base.into_iter().chain(Some(target));
+    if let Some(leaf) = written.find(|tensor| tensor.is_leaf() && tensor.requires_grad()) {
+        let is_view = base.is_some_and(|base| base.is_same(leaf));
         let dtype = leaf.dtype();
         let sizes = leaf.sizes().to_vec();
-        return Err(AutogradError::LeafModified { op, is_view: base.is_some(), dtype, sizes }.into());
+        return Err(AutogradError::LeafModified { op, is_view, dtype, sizes }.into());
     }
     if view.as_ref().is_some_and(|view| view.in_no_grad) {
         let reason = "a view that was made inside no_grad() is modified in place outside, and its base would not know of \

@@ -129,28 +129,29 @@ pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cpu!(lanes of floats
 
 fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
     let [low, high, inside, outside] = [band.low, band.high, band.inside, band.outside].map(T::of);
-    // An infinite gradient must not pass where the slope is zero. Both products are computed, so that the compiler
-    // selects between two values, not between two code paths.
-    let times = move |grad: T, slope: T| if slope == T::ZERO { T::ZERO } else { grad * slope };
-    let through = move |grad: T, is_inside: bool| {
-        let inside = times(grad, inside);
-        let outside = times(grad, outside);
-        if is_inside { inside } else { outside }
-    };
     if band.inclusive {
         elementwise::binary(
             iter,
             #[inline(always)]
-            move |grad: T, x: T| through(grad, (x >= low) & (x <= high)),
+            move |grad: T, x: T| through((x >= low) & (x <= high), grad, [inside, outside]),
         );
     } else {
         elementwise::binary(
             iter,
             #[inline(always)]
-            move |grad: T, x: T| through(grad, (x > low) & (x < high)),
+            move |grad: T, x: T| through((x > low) & (x < high), grad, [inside, outside]),
         );
     }
     Ok(())
+}
+
+/// Multiplies a gradient by the slope inside or outside. Both products are computed, so that the compiler selects between
+/// two values, not between two code paths.
+#[inline(always)]
+fn through<T: Math>(is_inside: bool, grad: T, slopes: [T; 2]) -> T {
+    // An infinite gradient must not pass where the slope is zero.
+    let [inside, outside] = slopes.map(|slope| if slope == T::ZERO { T::ZERO } else { grad * slope });
+    if is_inside { inside } else { outside }
 }
 
 /// 1 / √(2π)

@@ -233,15 +233,13 @@ fn backward<T: Multiply + Math>(
                             }
                         },
                     );
-                    let columns = |matrix: Matrix<T>| Matrix { row: matrix.column, column: matrix.row, ..matrix };
-                    let panel = |panel: &[T]| Matrix::new(panel.as_ptr(), 1, PANEL);
-                    let grown_k = to_k.head(grown).at(key, 0);
-                    let grown_v = to_v.head(grown).at(key, 0);
+                    let grown_k = to_k.head(grown).at(key, 0).transposed();
+                    let grown_v = to_v.head(grown).at(key, 0).transposed();
                     let one = T::ONE;
-                    let sizes = [value_width, lanes, block];
-                    T::multiply(sizes, columns(grown_v), columns(rows_of_grad), panel(weights), one, one);
-                    let sizes = [width, lanes, block];
-                    T::multiply(sizes, columns(grown_k), columns(rows), panel(to_scores), one, one);
+                    let panel = Matrix::new(weights.as_ptr(), 1, PANEL);
+                    T::multiply([value_width, lanes, block], grown_v, rows_of_grad.transposed(), panel, one, one);
+                    let panel = Matrix::new(to_scores.as_ptr(), 1, PANEL);
+                    T::multiply([width, lanes, block], grown_k, rows.transposed(), panel, one, one);
                     accumulate::<T, PANEL>(to_query, to_scores, keys, [block, width]);
                 }
                 let to = to_q.head(at).at(first, 0);
@@ -505,17 +503,23 @@ fn backward_halves(
 ) -> Result<()> {
     let mask = wide_mask(mask)?;
     let [q, k, v, grad, out, sums] = inputs;
-    let [q, k, v, grad] = [widened(q)?, widened(k)?, widened(v)?, widened(grad)?];
-    let empty = |like: &Tensor| scratch(|| Tensor::empty(like.sizes(), DType::F32, like.device()));
+    let q = widened(q)?;
+    let k = widened(k)?;
+    let v = widened(v)?;
+    let grad = widened(grad)?;
     // The means are computed again in `f32`: the saved ones were rounded, and small gradients are differences of
     // products with them.
-    let out = empty(out)?;
-    let sums = empty(sums)?;
+    let out = single_like(out)?;
+    let sums = single_like(sums)?;
     attend::<f32>([&out, &sums], [&q, &k, &v], mask.as_ref(), weighting)?;
-    let wide = [empty(outputs[0])?, empty(outputs[1])?, empty(outputs[2])?];
+    let wide = [single_like(outputs[0])?, single_like(outputs[1])?, single_like(outputs[2])?];
     let inputs = [&q, &k, &v, &grad, &out, &sums];
     backward::<f32>([&wide[0], &wide[1], &wide[2]], inputs, mask.as_ref(), weighting)?;
     outputs.iter().zip(&wide).try_for_each(|(output, wide)| output.copy_raw(wide))
+}
+
+fn single_like(like: &Tensor) -> Result<Tensor> {
+    scratch(|| Tensor::empty(like.sizes(), DType::F32, like.device()))
 }
 
 fn wide_mask(mask: Option<&Tensor>) -> Result<Option<Tensor>> {

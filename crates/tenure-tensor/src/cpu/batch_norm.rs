@@ -4,7 +4,6 @@ use super::math::Math;
 use super::norm::normalize;
 use crate::autograd::no_grad;
 use crate::kernel::on_cpu;
-use crate::ops::weighted;
 use crate::{Element, Elementwise, Entry, Float, Result, Tensor};
 
 /// The statistics of each channel, and the tensors that [`FinishStatistics`] writes from them. All are `[channels]`.
@@ -146,4 +145,9 @@ fn gradients(gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
         }
         to_bias.map_or(Ok(()), |to_bias| to_bias.copy_raw(grads))
     })
+}
+
+/// Multiplies with the weight, if there is one, in the tensor's dtype.
+pub(crate) fn weighted(tensor: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+    weight.map_or_else(|| Ok(tensor.clone()), |weight| tensor.mul(&weight.to_dtype(tensor.dtype())?))
 }

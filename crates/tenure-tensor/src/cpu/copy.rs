@@ -62,9 +62,8 @@ fn transposed(iter: &Elementwise<'_>) -> Option<usize> {
     let [out, input] = iter.operands() else { return None };
     let width = out.dtype.size();
     let across = input.strides.iter().position(|stride| *stride == width)?;
-    let is_large = |dim: usize| iter.sizes()[dim] * width >= LINE;
     let is_transposed = out.dtype == input.dtype && across > 0 && out.strides[0] == width && input.strides[0] > width;
-    (is_transposed && is_large(0) && is_large(across)).then_some(across)
+    (is_transposed && [0, across].iter().all(|dim| iter.sizes()[*dim] * width >= LINE)).then_some(across)
 }
 
 /// Copies in tiles of `SIDE` by `SIDE` elements, so that every cache line is read once and written once.

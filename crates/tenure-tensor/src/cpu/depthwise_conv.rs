@@ -65,7 +65,6 @@ impl<'a> Grid<'a> {
     /// Returns the place of the pixel at this distance from the first place.
     fn place(&self, at: [usize; 3]) -> usize {
         let step = self.im2col.source_step;
-        let flat = |at: [usize; 3], sizes: [usize; 3]| (at[0] * sizes[1] + at[1]) * sizes[2] + at[2];
         let phase = array::from_fn(|dim| at[dim] % step[dim]);
         let inside = array::from_fn(|dim| at[dim] / step[dim]);
         flat(phase, step) * self.phase() + flat(inside, self.sizes)
@@ -295,4 +294,9 @@ fn dots<T: Number>(grid: &[T], run: &[T], offsets: &[usize]) -> [T; BLOCK.1] {
 
 fn strides_of(tensor: &Tensor) -> ImageStrides {
     ImageStrides { image: tensor.strides()[0], channel: tensor.strides()[1] }
+}
+
+/// Returns the number of a place in an array of these sizes.
+fn flat(at: [usize; 3], sizes: [usize; 3]) -> usize {
+    (at[0] * sizes[1] + at[1]) * sizes[2] + at[2]
 }

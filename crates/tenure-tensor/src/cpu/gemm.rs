@@ -38,7 +38,7 @@ impl<T> Matrix<T> {
     }
 
     #[inline]
-    fn transposed(self) -> Self {
+    pub(crate) fn transposed(self) -> Self {
         Self { row: self.column, column: self.row, ..self }
     }
 
@@ -78,16 +78,13 @@ macro_rules! multiply_with_library {
                     (m, n) = (n, m);
                     (out, a, b) = (out.transposed(), b.transposed(), a.transposed());
                 }
-                let strides = |matrix: Matrix<Self>| (matrix.column as isize, matrix.row as isize);
-                let ((out_column, out_row), (a_column, a_row), (b_column, b_row)) =
-                    (strides(out), strides(a), strides(b));
                 // SAFETY: the library requires what the caller promises.
                 unsafe {
                     library::get_gemm_fn()(
                         m, n, k,
-                        out.data, out_column, out_row, beta != 0.0,
-                        a.data, a_column, a_row,
-                        b.data, b_column, b_row,
+                        out.data, out.column as isize, out.row as isize, beta != 0.0,
+                        a.data, a.column as isize, a.row as isize,
+                        b.data, b.column as isize, b.row as isize,
                         beta, alpha, false, false, false, gemm_common::Parallelism::None,
                     );
                 }
@@ -115,8 +112,9 @@ macro_rules! multiply_integers {
                 unsafe {
                     if (out.column, b.column) == (1, 1) {
                         // A constant stride lets the loops compute neighbours at once.
-                        let dense = |matrix| Matrix { column: 1, ..matrix };
-                        vectorized!(add_rows([m, k, n], dense(out), a, dense(b), alpha, beta));
+                        let out = Matrix { column: 1, ..out };
+                        let b = Matrix { column: 1, ..b };
+                        vectorized!(add_rows([m, k, n], out, a, b, alpha, beta));
                     } else {
                         add_rows([m, k, n], out, a, b, alpha, beta);
                     }
@@ -168,18 +166,21 @@ fn begin(out: &Tensor, base: Option<(&Tensor, Scalar)>) -> Result<Scalar> {
     Ok(beta)
 }
 
+/// Returns the first matrix of a tensor whose elements begin at `data`.
+fn first_matrix<T>(data: *const u8, tensor: &Tensor) -> Matrix<T> {
+    let rank = tensor.rank();
+    Matrix::new(data.cast(), tensor.strides()[rank - 2], tensor.strides()[rank - 1])
+}
+
 fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, beta: Scalar) -> Result<()> {
     let mut access = Access::new("matmul", &[out], &[a, b])?;
     let rank = out.rank();
     let m = out.sizes()[rank - 2];
     let k = a.sizes()[rank - 1];
     let n = out.sizes()[rank - 1];
-    let matrix = |data: *const u8, tensor: &Tensor| {
-        Matrix::<T>::new(data.cast(), tensor.strides()[rank - 2], tensor.strides()[rank - 1])
-    };
-    let to = matrix(access.write_ptr(0), out);
-    let left = matrix(access.read_ptr(0), a);
-    let right = matrix(access.read_ptr(1), b);
+    let to = first_matrix::<T>(access.write_ptr(0), out);
+    let left = first_matrix::<T>(access.read_ptr(0), a);
+    let right = first_matrix::<T>(access.read_ptr(1), b);
     let alpha = T::from_scalar(alpha);
     let beta = T::from_scalar(beta);
 

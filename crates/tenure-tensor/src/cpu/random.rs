@@ -38,8 +38,7 @@ const LANES: usize = 16;
 const GRAIN: usize = 16 * 1024;
 
 fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: GeneratorState, low: f64, high: f64) -> Result<()> {
-    let number = |value| T::Compute::from_scalar(Scalar::Float(value));
-    let (low, range) = (number(low), number(high - low));
+    let [low, range] = [low, high - low].map(|number| T::Compute::from_scalar(Scalar::Float(number)));
     let high = T::narrow(low.plus(range));
     let digits = match T::DTYPE {
         DType::BF16 => 8,
@@ -64,9 +63,7 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: GeneratorState, low: f
 }
 
 fn normal<T: Float<Compute: Words>>(out: &Tensor, state: GeneratorState, mean: f64, deviation: f64) -> Result<()> {
-    let number = |value| T::Compute::from_scalar(Scalar::Float(value));
-    let mean = number(mean);
-    let deviation = number(deviation);
+    let [mean, deviation] = [mean, deviation].map(|number| T::Compute::from_scalar(Scalar::Float(number)));
     let mut access = Access::new("normal", &[out], &[])?;
     for_each_group(
         access.slice_mut::<T>(0)?,
@@ -118,8 +115,7 @@ fn bernoulli<T: Element>(out: &Tensor, state: GeneratorState, probability: f64) 
 fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: GeneratorState) -> Result<()> {
     let mut access = Access::new("bernoulli", &[out], &[probabilities])?;
     let (from, to) = access.slices::<T, T>(0, 0)?;
-    let number = |probability: &T| probability.to_scalar().to_f64();
-    if let Some(wrong) = from.iter().find(|probability| !(0.0..=1.0).contains(&number(probability))) {
+    if let Some(wrong) = from.iter().find(|probability| !(0.0..=1.0).contains(&probability.to_scalar().to_f64())) {
         let reason = format!("probabilities are between 0 and 1, got {wrong:?}");
         return Err(TensorError::argument("bernoulli", reason));
     }
@@ -130,7 +126,7 @@ fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: Generat
         #[inline(always)]
         |at, numbers, block| {
             for ((to, probability), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
-                *to = if u64::from(word) < limit(number(probability)) { T::ONE } else { T::ZERO };
+                *to = if u64::from(word) < limit(probability.to_scalar().to_f64()) { T::ONE } else { T::ZERO };
             }
         },
     );

@@ -318,13 +318,17 @@ impl<F: ElementReduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N
             let (first, pitch) = match self.is_direct(steps) {
                 true => (tile.inputs.map(<*const u8>::cast), next),
                 false => {
-                    let load = |input: usize, buffers: &mut ReductionBuffers| {
-                        // SAFETY: these are `n` rows of the input, which are one run if there is more than one.
-                        unsafe {
-                            self.readers[input].load(tile.inputs[input], steps[input], n * self.count, buffers).cast()
-                        }
-                    };
-                    (self.load_each(&mut buffers, load), [self.count * size_of::<F::Input>(); N])
+                    (
+                        self.load_each(&mut buffers, |input: usize, buffers: &mut ReductionBuffers| {
+                            // SAFETY: these are `n` rows of the input, which are one run if there is more than one.
+                            unsafe {
+                                self.readers[input]
+                                    .load(tile.inputs[input], steps[input], n * self.count, buffers)
+                                    .cast()
+                            }
+                        }),
+                        [self.count * size_of::<F::Input>(); N],
+                    )
                 }
             };
             self.load_parameters(tile.output, output, &mut parameters[..n]);

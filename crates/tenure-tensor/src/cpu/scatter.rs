@@ -57,8 +57,9 @@ fn scatter_lines<T: Copy>(
     let sizes = index.sizes();
     let length = sizes[dim];
     let lines = index.numel() / sizes[dim].max(1);
-    let strides = |tensor: &Tensor| tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
-    let (to, at, from): (Vec<usize>, Vec<usize>, Vec<usize>) = (strides(target), strides(index), strides(values));
+    let to = byte_strides(target);
+    let at = byte_strides(index);
+    let from = byte_strides(values);
     let begin = |line: usize, strides: &[usize]| {
         let mut rest = line;
         (0..sizes.len())
@@ -287,4 +288,9 @@ pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor])
         return Ok(());
     };
     Err(TensorError::Overlap { op, reason })
+}
+
+/// Returns the distances of neighbours in bytes.
+fn byte_strides(tensor: &Tensor) -> Vec<usize> {
+    tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect()
 }

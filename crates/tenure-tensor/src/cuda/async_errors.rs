@@ -30,9 +30,13 @@ impl Fault {
     /// Allocates and registers the memory, which lives as long as the process.
     fn new(memory: &DeviceMemory) -> std::result::Result<&'static Self, CallError> {
         let driver = memory.driver();
-        let zero = || AtomicU64::new(0);
-        let mut fault =
-            Self { reported: zero(), code: zero(), details: [zero(), zero(), zero()], lock: 0, rest: [0; 506] };
+        let mut fault = Self {
+            reported: AtomicU64::default(),
+            code: AtomicU64::default(),
+            details: Default::default(),
+            lock: 0,
+            rest: [0; 506],
+        };
         // A simulated device reports on the host (`report`).
         let Executor::Cuda(_) = driver.executor() else { return Ok(Box::leak(Box::new(fault))) };
         fault.lock = driver.malloc(size_of::<u32>() as u64)?;

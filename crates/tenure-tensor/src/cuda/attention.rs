@@ -51,11 +51,10 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     let origin = start.as_ref().and_then(|start| start.origin.as_ref());
     let reads: SmallVec<[&Tensor; 5]> = inputs.into_iter().chain(mask).chain(origin).collect();
     let mut access = Access::new("attention", &outputs, &reads)?;
-    let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
-    let read: SmallVec<[u64; 5]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
-    let at = |index: usize| (inputs[index], read[index]);
+    let written = [0, 1].map(|index| access.write_word(index));
+    let read: SmallVec<[u64; 5]> = (0..reads.len()).map(|index| access.read_word(index)).collect();
     let call = AttentionCall {
-        inputs: [at(0), at(1), at(2)],
+        inputs: [0, 1, 2].map(|index| (inputs[index], read[index])),
         out: (out, written[0]),
         sums: written[1],
         mask: mask.map(|mask| (mask, read[3])),
@@ -89,8 +88,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     let origin = start.as_ref().and_then(|start| start.origin.as_ref());
     let reads: SmallVec<[&Tensor; 8]> = inputs.into_iter().chain(mask).chain(origin).collect();
     let mut access = Access::new("attention_backward", &outputs, &reads)?;
-    let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
-    let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
+    let written = [0, 1, 2].map(|index| access.write_word(index));
+    let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_word(index)).collect();
     let call = AttentionCall {
         inputs: [(q, read[0]), (k, read[1]), (v, read[2])],
         out: (out, read[4]),
@@ -121,8 +120,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
         move |writes, reads| {
             let grad = reads[3].contiguous()?;
             let inputs = [&reads[0], &reads[1], &reads[2], &grad, &reads[4], &reads[5]];
-            let dense = |index: usize| Tensor::empty(writes[index].sizes(), writes[index].dtype(), grad.device());
-            let all = [dense(0)?, dense(1)?, dense(2)?];
+            let all = writes.iter().map(|write| Tensor::empty(write.sizes(), write.dtype(), grad.device()));
+            let all = all.collect::<Result<Vec<_>>>()?;
             let lists = [attention::BACKWARD, attention::BACKWARD_HALVES];
             let host = on_cpu("attention_backward", &lists, grad.dtype())?;
             let (mask, origin) = reads[6..].split_at(usize::from(has_mask));
@@ -274,7 +273,8 @@ impl AttentionCall<'_> {
         let mut strides = [[0; 3]; 8];
         for (to, (tensor, _)) in strides.iter_mut().zip(places) {
             // A dimension of size 1 has no neighbours: its stride is set as if the tensor were dense.
-            let [sizes, given] = [tensor.sizes(), tensor.strides()];
+            let sizes = tensor.sizes();
+            let given = tensor.strides();
             *to =
                 std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { sizes[dim + 1..].iter().product() });
         }
@@ -357,8 +357,8 @@ impl AttentionCall<'_> {
             AttentionKernel::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };
         let drops = u64::from(self.dropout_words.is_some());
-        let bits_of = |size: usize| u64::from(size.trailing_zeros());
-        let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
+        let widths = u64::from(width.trailing_zeros()) << 8 | u64::from(value_width.trailing_zeros());
+        let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | widths;
         let threads = if is_matrix { THREADS_OF_HALVES } else { THREADS };
         let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
         queue.launch(
@@ -390,12 +390,14 @@ fn largest_part(all: &DnnAttention) -> DnnAttention {
     const MOST: usize = 512 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
     // All parts have the same sizes, so that one plan fits all.
-    let largest = |count: usize, bytes: usize| {
-        (1..=count).rev().find(|part| count.is_multiple_of(*part) && part * bytes <= MOST).unwrap_or(1)
-    };
-    let batch = largest(all.batch, of_head * all.kv_heads);
-    let kv_heads = if batch > 1 { all.kv_heads } else { largest(all.kv_heads, of_head) };
+    let batch = largest_divisor(all.batch, MOST / (of_head * all.kv_heads).max(1));
+    let kv_heads = if batch > 1 { all.kv_heads } else { largest_divisor(all.kv_heads, MOST / of_head.max(1)) };
     DnnAttention { batch, kv_heads, heads: all.heads / all.kv_heads * kv_heads, ..*all }
+}
+
+/// Returns the largest divisor of a number up to a limit, or 1.
+fn largest_divisor(number: usize, limit: usize) -> usize {
+    (1..=number.min(limit)).rev().find(|divisor| number.is_multiple_of(*divisor)).unwrap_or(1)
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -414,6 +416,6 @@ fn plan(queue: &Queue, driver: &CudaDriver, attention: &DnnAttention) -> Result<
 /// `None`.
 fn heads_of(place: Option<TensorAddress<'_>>) -> [u64; 4] {
     let Some((tensor, data)) = place else { return [0; 4] };
-    let stride = |dim: usize| tensor.strides()[dim] as u64;
-    [data, stride(0), stride(1), stride(2)]
+    let strides = tensor.strides();
+    [data, strides[0] as u64, strides[1] as u64, strides[2] as u64]
 }

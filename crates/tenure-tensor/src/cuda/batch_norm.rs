@@ -123,8 +123,11 @@ fn launch(
     let dtypes = dtypes.map(|tensor| tensor.map_or(dtype, Tensor::dtype));
     let variant = dtypes.iter().fold(dtype as u64, |variant, dtype| variant << 4 | *dtype as u64);
     let name = KernelName { op: if is_backward { "channel_gradients" } else { "channel_statistics" }, variant };
-    let source = || source(is_backward, dtype, dtypes);
-    queue::submit(&access, |queue: &mut Queue| queue.launch(name, source, linear(count), &mut words), host)
+    queue::submit(
+        &access,
+        |queue: &mut Queue| queue.launch(name, || source(is_backward, dtype, dtypes), linear(count), &mut words),
+        host,
+    )
 }
 
 /// Returns the kernel's source: [`TEMPLATE`] after the definitions of its types.

@@ -216,7 +216,7 @@ impl Captured {
             ordered.map_err(|error| TensorError::memory(OP, error.into()))?;
         }
         let Some(words) = &self.words else { return Ok(()) };
-        let target = Access::new(OP, &[words], &[])?.write_ptr(0).addr() as u64;
+        let target = Access::new(OP, &[words], &[])?.write_word(0);
         memory.record_use(target, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
         let bytes = self.next_words.len() * size_of::<u64>();
         let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::memory(OP, error.into()))?;

@@ -8,9 +8,8 @@ use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, along_channels};
 use crate::kernel::{find, on_cuda};
-use crate::ops::along_channels;
 use crate::{Access, Elementwise, Entry, Result, Tensor, precision};
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cuda!(floats: convolve);
@@ -77,10 +76,10 @@ impl ConvCall<'_> {
             (0..3).filter(|index| *index != written).map(|i| self.operands[i]).collect();
         let reads: SmallVec<[&Tensor; 3]> = others.into_iter().chain(bias).collect();
         let mut access = Access::new(op, &[out], &reads)?;
-        let mut data = [access.read_ptr(0).addr() as u64, access.read_ptr(1).addr() as u64, 0];
+        let mut data = [access.read_word(0), access.read_word(1), 0];
         data[written..].rotate_right(1);
-        data[written] = access.write_ptr(0).addr() as u64;
-        let bias_data = bias.map_or(0, |_| access.read_ptr(2).addr() as u64);
+        data[written] = access.write_word(0);
+        let bias_data = bias.map_or(0, |_| access.read_word(2));
         let mut is_biased = true;
         queue::submit(
             &access,
@@ -162,27 +161,26 @@ impl ConvCall<'_> {
         let [input, weight, output] = self.operands;
         let Geometry { stride, padding, dilation, groups } = *self.geometry;
         let mut words: SmallVec<[u64; 64]> = SmallVec::new();
-        let count = |number: usize| number as u64;
-        words.extend([input.sizes()[0], groups, weight.sizes()[1], weight.sizes()[0] / groups].map(count));
+        words.extend([input.sizes()[0], groups, weight.sizes()[1], weight.sizes()[0] / groups].map(|size| size as u64));
         for sizes in
             [spatial(input, input.sizes(), 1), spatial(weight, weight.sizes(), 1), spatial(output, output.sizes(), 1)]
         {
-            words.extend(sizes.map(count));
+            words.extend(sizes.map(|size| size as u64));
         }
         for numbers in [stride, padding, dilation] {
-            words.extend(numbers.map(count));
+            words.extend(numbers.map(|number| number as u64));
         }
         for (operand, address) in self.operands.into_iter().zip(data) {
             words.push(address);
-            words.extend(operand.strides()[..2].iter().map(|stride| count(*stride)));
-            words.extend(spatial(operand, operand.strides(), 0).map(count));
+            words.extend(operand.strides()[..2].iter().map(|stride| *stride as u64));
+            words.extend(spatial(operand, operand.strides(), 0).map(|stride| stride as u64));
         }
         words.push(bias);
         let dtype = input.dtype();
         let (pass, blocks) = match self.pass {
-            Pass::Forward => ("FORWARD", count(output.numel()).div_ceil(THREADS)),
-            Pass::DataGradient => ("DATA_GRADIENT", count(input.numel()).div_ceil(THREADS)),
-            Pass::WeightGradient => ("WEIGHT_GRADIENT", count(weight.numel())),
+            Pass::Forward => ("FORWARD", (output.numel() as u64).div_ceil(THREADS)),
+            Pass::DataGradient => ("DATA_GRADIENT", (input.numel() as u64).div_ceil(THREADS)),
+            Pass::WeightGradient => ("WEIGHT_GRADIENT", weight.numel() as u64),
         };
         let grid = [blocks.min(i32::MAX as u64) as u32, 1, 1];
         let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };

@@ -59,9 +59,8 @@ fn across(iter: &Elementwise<'_>) -> Option<usize> {
     let [out, input] = iter.operands() else { return None };
     let width = input.dtype.size();
     let across = input.strides.iter().position(|stride| *stride == width)?;
-    let is_worth = |dim: usize| iter.sizes()[dim] * width >= WORTH;
     let is_so = across > 0 && out.strides[0] == out.dtype.size() && input.strides[0] > width && !input.device.is_cpu();
-    (is_so && is_worth(0) && is_worth(across)).then_some(across)
+    (is_so && [0, across].iter().all(|dim| iter.sizes()[*dim] * width >= WORTH)).then_some(across)
 }
 
 /// Copies tile by tile.
@@ -80,19 +79,24 @@ fn launch_transpose(queue: &Queue, iter: &Elementwise<'_>, across: usize) -> Res
     let mut words: SmallVec<[u64; 64]> = space.words().collect();
     words.extend([out.data, input.data].map(|data| data.addr() as u64));
     words.extend([rows, columns, out.strides[across], input.strides[0]].map(|word| word as u64));
-    let source = || {
-        // Between equal dtypes, bits are moved.
-        let is_same = out.dtype == input.dtype;
-        let [to, from] =
-            [out.dtype, input.dtype].map(|dtype| if is_same { unit_type(dtype.size()) } else { stored(dtype) });
-        let pad = (4 / out.dtype.size()).max(1);
-        let definitions = format!("#define SIDE {side}\n#define PAD {pad}\ntypedef {to} To;\ntypedef {from} From;\n");
-        [&definitions, &space.source(is_large), TRANSPOSE].concat()
-    };
     let variant = space.variant(is_large) << 8 | (out.dtype as u64) << 4 | input.dtype as u64;
     let blocks = rows.div_ceil(side) * columns.div_ceil(side) * space.count();
     let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
-    queue.launch(KernelName { op: "transpose", variant }, source, config, &mut words)
+    queue.launch(
+        KernelName { op: "transpose", variant },
+        || {
+            // Between equal dtypes, bits are moved.
+            let is_same = out.dtype == input.dtype;
+            let [to, from] =
+                [out.dtype, input.dtype].map(|dtype| if is_same { unit_type(dtype.size()) } else { stored(dtype) });
+            let pad = (4 / out.dtype.size()).max(1);
+            let definitions =
+                format!("#define SIDE {side}\n#define PAD {pad}\ntypedef {to} To;\ntypedef {from} From;\n");
+            [&definitions, &space.source(is_large), TRANSPOSE].concat()
+        },
+        config,
+        &mut words,
+    )
 }
 
 expressions! {
@@ -111,27 +115,30 @@ fn range(op: &'static str, out: &Tensor, rule: RangeRule) -> Result<()> {
         return Ok(());
     }
     let mut access = Access::new(op, &[out], &[])?;
-    let to = access.write_ptr(0).addr() as u64;
+    let to = access.write_word(0);
     let (rule_name, numbers) = match rule {
         RangeRule::Integers(start, step) => ("INTEGERS", [start as u64, step as u64, 0]),
         RangeRule::Floats(start, step) => ("FLOATS", [start.to_bits(), step.to_bits(), 0]),
         RangeRule::Between(start, end) => ("BETWEEN", [start.to_bits(), end.to_bits(), 0]),
         RangeRule::Powers(base, start, end) => ("POWERS", [start.to_bits(), end.to_bits(), base.to_bits()]),
     };
-    let launch = |queue: &mut Queue| {
-        let [first, second, third] = numbers;
-        let mut words = [to, count as u64, first, second, third];
-        let is_floating = i32::from(dtype.is_floating());
-        let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
-        queue.launch(
-            KernelName { op, variant },
-            || {
-                let stored = stored(dtype);
-                format!("#define {rule_name}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{SERIES}")
-            },
-            linear(count),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, _| on_cpu(op, &[cpu::copy::RANGES], dtype)?(op, &writes[0], rule))
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let [first, second, third] = numbers;
+            let mut words = [to, count as u64, first, second, third];
+            let is_floating = i32::from(dtype.is_floating());
+            let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
+            queue.launch(
+                KernelName { op, variant },
+                || {
+                    let stored = stored(dtype);
+                    format!("#define {rule_name}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{SERIES}")
+                },
+                linear(count),
+                &mut words,
+            )
+        },
+        move |writes, _| on_cpu(op, &[cpu::copy::RANGES], dtype)?(op, &writes[0], rule),
+    )
 }

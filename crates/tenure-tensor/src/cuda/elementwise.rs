@@ -201,10 +201,14 @@ impl ElementwiseShape {
         while sizes.len() > 1 && !sizes[0].is_multiple_of(width) {
             width /= 2;
         }
-        let extent = |operand: &ElementwiseOperand| {
-            sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>()
-        };
-        let largest = operands.iter().map(extent).max().unwrap_or(0).max(iter.numel());
+        let largest = operands
+            .iter()
+            .map(|operand: &ElementwiseOperand| {
+                sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>()
+            })
+            .max()
+            .unwrap_or(0)
+            .max(iter.numel());
         let dims = RANKS.into_iter().find(|rank| *rank >= sizes.len()).unwrap_or(sizes.len());
         Self { width, dims, is_large: is_large(largest), readings }
     }

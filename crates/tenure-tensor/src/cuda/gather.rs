@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
 use super::elementwise::RANKS;
-use super::iteration_space::{IterationSpace, unit_type};
+use super::iteration_space::{IterationSpace, padded, unit_type};
 use super::queue::{self, Queue, Sealed, TensorMemory, Touched};
 use super::{async_errors, on_cpu};
 use crate::access::Held;
@@ -35,11 +35,15 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
             space.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
         words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
         let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let source = || {
-            let unit = unit_type(unit);
-            [&format!("typedef {unit} Unit;\n"), &space.source(is_large), &places.source(), TEMPLATE].concat()
-        };
-        queue.launch(KernelName { op: "gather", variant }, source, space.config(), &mut words)
+        queue.launch(
+            KernelName { op: "gather", variant },
+            || {
+                let unit = unit_type(unit);
+                [&format!("typedef {unit} Unit;\n"), &space.source(is_large), &places.source(), TEMPLATE].concat()
+            },
+            space.config(),
+            &mut words,
+        )
     };
     let op = iter.op();
     let strides = base.strides.clone();
@@ -140,14 +144,10 @@ impl IndexedPlaces {
 
     /// Returns the words of an `IndexedPlaces` that reports an index out of range to `fault`.
     pub(super) fn words(&self, fault: [u64; 2]) -> impl Iterator<Item = u64> {
-        let padded = |numbers: &Dims, rest: usize| {
-            let numbers = numbers.clone();
-            (0..self.dims()).map(move |dim| numbers.get(dim).copied().unwrap_or(rest) as u64)
-        };
         let [fault, code] = fault;
         [self.count as u64, self.first as u64, fault, code]
             .into_iter()
-            .chain(padded(&self.sizes, 1))
-            .chain(padded(&self.strides, 0))
+            .chain(padded(&self.sizes, self.dims(), 1))
+            .chain(padded(&self.strides, self.dims(), 0))
     }
 }

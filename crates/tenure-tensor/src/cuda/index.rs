@@ -116,22 +116,25 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let count = out.numel() / width;
     // A diagonal outside the matrix has all elements on one side, so it can be clamped.
     let edge = diagonal.clamp(-(rows as isize) - 1, columns as isize + 1);
-    let launch = |queue: &mut Queue| {
-        let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);
-        let [to, from, count, rows, columns] = sizes;
-        let mut words = [to, from, count, rows, columns, edge as u64, u64::from(is_lower)];
-        let variant = (width << 8 | dtype.size()) as u64;
-        queue.launch(
-            KernelName { op: "triangle", variant },
-            || {
-                let unit = unit_type(dtype.size());
-                format!("#define V {width}\ntypedef {unit} Unit;\n{TRIANGLE_SOURCE}")
-            },
-            linear(count as usize),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, reads| {
-        on_cpu("triangle", &[cpu::index::TRIANGLE], dtype)?(&writes[0], &reads[0], diagonal, is_lower)
-    })
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);
+            let [to, from, count, rows, columns] = sizes;
+            let mut words = [to, from, count, rows, columns, edge as u64, u64::from(is_lower)];
+            let variant = (width << 8 | dtype.size()) as u64;
+            queue.launch(
+                KernelName { op: "triangle", variant },
+                || {
+                    let unit = unit_type(dtype.size());
+                    format!("#define V {width}\ntypedef {unit} Unit;\n{TRIANGLE_SOURCE}")
+                },
+                linear(count as usize),
+                &mut words,
+            )
+        },
+        move |writes, reads| {
+            on_cpu("triangle", &[cpu::index::TRIANGLE], dtype)?(&writes[0], &reads[0], diagonal, is_lower)
+        },
+    )
 }

@@ -44,8 +44,7 @@ impl<'a> IndexedWrite<'a> {
     ) -> Self {
         let width = target.dtype().size();
         let places = IndexedPlaces::new(target.layout(), &[dim], width);
-        let bytes = |strides: &[usize], width: usize| -> Dims { strides.iter().map(|stride| stride * width).collect() };
-        let mut to = bytes(target.strides(), width);
+        let mut to = in_bytes(target.strides(), width);
         to[dim] = 0;
         let sizes = Dims::from_slice(index.sizes());
         let mut line_strides = Dims::from_elem(0, sizes.len());
@@ -54,7 +53,7 @@ impl<'a> IndexedWrite<'a> {
             line_strides[other] = lines;
             lines *= sizes[other];
         }
-        let strides = [bytes(index.strides(), size_of::<i64>()), to, bytes(values.strides(), width)];
+        let strides = [in_bytes(index.strides(), size_of::<i64>()), to, in_bytes(values.strides(), width)];
         Self {
             op,
             target,
@@ -158,29 +157,42 @@ impl<'a> IndexedWrite<'a> {
         let is_large = all.is_large(self.places.extent());
         let begins = starts[1..].iter().chain(&self.places.strides).copied();
         let unit = all.widen(self.target.dtype().size(), 1..3, begins);
-        let launch = |queue: &mut Queue| {
-            let fault = queue.fault(async_errors::INDEX)?;
-            let owners = match is_once {
-                true => 0,
-                false => queue.workspace(self.lines * self.places.count * if is_large { 8 } else { 4 })?,
-            };
-            let step = |name: &'static str, space: &IterationSpace, unit: usize| {
-                let mut words: SmallVec<[u64; 64]> = space.words().chain(self.places.words(fault)).collect();
-                words.extend(starts.map(|start| start as u64));
-                words.push(owners);
-                let variant = space.variant(is_large) << 16 | self.places.variant() << 8 | unit as u64;
-                let source = || {
-                    let definitions = format!("#define {}\ntypedef {} Unit;\n", name.to_uppercase(), unit_type(unit));
-                    [&definitions, &space.source(is_large), &self.places.source(), TEMPLATE].concat()
+        queue::submit(
+            &access,
+            |queue: &mut Queue| {
+                let fault = queue.fault(async_errors::INDEX)?;
+                let owners = match is_once {
+                    true => 0,
+                    false => queue.workspace(self.lines * self.places.count * if is_large { 8 } else { 4 })?,
                 };
-                queue.launch(KernelName { op: name, variant }, source, space.config(), &mut words)
-            };
-            if !is_once {
-                step("scatter_clear", &claims, 1)?;
-                step("scatter_claim", &claims, 1)?;
-            }
-            step("scatter", &all, unit)
-        };
-        queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
+                let step = |name: &'static str, space: &IterationSpace, unit: usize| {
+                    let mut words: SmallVec<[u64; 64]> = space.words().chain(self.places.words(fault)).collect();
+                    words.extend(starts.map(|start| start as u64));
+                    words.push(owners);
+                    let variant = space.variant(is_large) << 16 | self.places.variant() << 8 | unit as u64;
+                    queue.launch(
+                        KernelName { op: name, variant },
+                        || {
+                            let definitions =
+                                format!("#define {}\ntypedef {} Unit;\n", name.to_uppercase(), unit_type(unit));
+                            [&definitions, &space.source(is_large), &self.places.source(), TEMPLATE].concat()
+                        },
+                        space.config(),
+                        &mut words,
+                    )
+                };
+                if !is_once {
+                    step("scatter_clear", &claims, 1)?;
+                    step("scatter_claim", &claims, 1)?;
+                }
+                step("scatter", &all, unit)
+            },
+            move |writes, reads| host(&writes[0], &reads[0], &reads[1]),
+        )
     }
+}
+
+/// Returns the distances of neighbours in bytes.
+fn in_bytes(strides: &[usize], width: usize) -> Dims {
+    strides.iter().map(|stride| stride * width).collect()
 }

@@ -93,17 +93,18 @@ impl IterationSpace {
     /// Returns the words of a `Space`.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> {
         let dims = self.dims();
-        let padded = move |numbers: &Dims, rest: usize| {
-            let numbers = numbers.clone();
-            (0..dims).map(move |dim| numbers.get(dim).copied().unwrap_or(rest) as u64)
-        };
-        let operands = self.operands.iter().flat_map(move |strides| padded(strides, 0));
-        std::iter::once(self.count() as u64).chain(padded(&self.sizes, 1)).chain(operands)
+        let operands = self.operands.iter().flat_map(move |strides| padded(strides, dims, 0));
+        std::iter::once(self.count() as u64).chain(padded(&self.sizes, dims, 1)).chain(operands)
     }
 
     pub(super) fn config(&self) -> LaunchConfig {
         linear(self.count())
     }
+}
+
+/// Returns the words of `count` numbers: the given ones, and `rest` for the others.
+pub(super) fn padded(numbers: &Dims, count: usize, rest: usize) -> impl Iterator<Item = u64> {
+    (0..count).map(move |dim| numbers.get(dim).copied().unwrap_or(rest) as u64)
 }
 
 /// Returns whether indices up to `largest` need 64 bits.

@@ -33,33 +33,34 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
     // In all tensors, rows must begin and end at units.
     let unit = unit(parts.iter().map(|part| bytes(part)).chain(from.iter().copied()).chain([to]));
     let count = out.numel() * size / unit;
-    let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> = SmallVec::new();
-        words.extend([to, count, bytes(out) / unit, parts.len()].map(|word| word as u64));
-        let mut start = 0;
-        for (part, from) in parts.iter().zip(&from) {
-            let length = bytes(part) / unit;
-            words.extend([*from, start, length].map(|word| word as u64));
-            start += length;
-        }
-        words.resize(4 + 3 * MOST, 0);
-        let is_large = is_large(count);
-        let name = KernelName { op: "cat", variant: (unit as u64) << 1 | u64::from(is_large) };
-        let config: LaunchConfig = linear(count);
-        queue.launch(
-            name,
-            || {
-                let unit = unit_type(unit);
-                let index = if is_large { "u64" } else { "u32" };
-                format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{JOIN_SOURCE}")
-            },
-            config,
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, reads| {
-        cpu::join::join(&writes[0], dim, &reads.iter().collect::<Vec<_>>())
-    })
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+            words.extend([to, count, bytes(out) / unit, parts.len()].map(|word| word as u64));
+            let mut start = 0;
+            for (part, from) in parts.iter().zip(&from) {
+                let length = bytes(part) / unit;
+                words.extend([*from, start, length].map(|word| word as u64));
+                start += length;
+            }
+            words.resize(4 + 3 * MOST, 0);
+            let is_large = is_large(count);
+            let name = KernelName { op: "cat", variant: (unit as u64) << 1 | u64::from(is_large) };
+            let config: LaunchConfig = linear(count);
+            queue.launch(
+                name,
+                || {
+                    let unit = unit_type(unit);
+                    let index = if is_large { "u64" } else { "u32" };
+                    format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{JOIN_SOURCE}")
+                },
+                config,
+                &mut words,
+            )
+        },
+        move |writes, reads| cpu::join::join(&writes[0], dim, &reads.iter().collect::<Vec<_>>()),
+    )
 }
 
 /// Returns whether a part is dense, with its dimensions in memory in the output's order.
@@ -90,16 +91,17 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
     let block = out.sizes()[dim + 1..].iter().product::<usize>() * dtype.size();
     let unit = unit([to, from, block]);
     let count = out.numel() * dtype.size() / unit;
-    let launch = |queue: &mut Queue| {
-        let mut words = [to, from, count, length, block / unit].map(|word| word as u64);
-        queue.launch(
-            KernelName { op: "flip", variant: unit as u64 },
-            || format!("typedef {} Unit;\n{FLIP_SOURCE}", unit_type(unit)),
-            linear(count),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, reads| {
-        on_cpu("flip", &[cpu::join::FLIP], dtype)?(&writes[0], &reads[0], dim)
-    })
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let mut words = [to, from, count, length, block / unit].map(|word| word as u64);
+            queue.launch(
+                KernelName { op: "flip", variant: unit as u64 },
+                || format!("typedef {} Unit;\n{FLIP_SOURCE}", unit_type(unit)),
+                linear(count),
+                &mut words,
+            )
+        },
+        move |writes, reads| on_cpu("flip", &[cpu::join::FLIP], dtype)?(&writes[0], &reads[0], dim),
+    )
 }

@@ -130,8 +130,7 @@ impl Lines {
 
 /// Returns the products of the sizes before a dimension and after it.
 pub(super) fn around(sizes: &[usize], dim: usize) -> (usize, usize) {
-    let product = |sizes: &[usize]| sizes.iter().product::<usize>();
-    (product(&sizes[..dim.min(sizes.len())]), product(sizes.get(dim + 1..).unwrap_or_default()))
+    (sizes.iter().take(dim).product(), sizes.iter().skip(dim + 1).product())
 }
 
 /// Returns the words of places, followed by numbers.

@@ -23,10 +23,9 @@ pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cud
 fn cross_entropy(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy", &out, &reads)?;
-    let [losses, logs, weights] = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
-    let read = |index: usize| access.read_ptr(index).addr() as u64;
-    let weight = targets.weight.map_or(0, |_| read(2));
-    let places = [losses, read(0), read(1), weight, logs, weights, 0];
+    let [losses, logs, weights] = [0, 1, 2].map(|index| access.write_word(index));
+    let weight = targets.weight.map_or(0, |_| access.read_word(2));
+    let places = [losses, access.read_word(0), access.read_word(1), weight, logs, weights, 0];
     let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
     queue::submit(
         &access,
@@ -44,10 +43,9 @@ fn cross_entropy(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
 fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy_backward", &[out], &reads)?;
-    let out = access.write_ptr(0).addr() as u64;
-    let read = |index: usize| access.read_ptr(index).addr() as u64;
-    let weight = targets.weight.map_or(0, |_| read(4));
-    let places = [out, read(0), read(1), weight, read(3), 0, read(2)];
+    let out = access.write_word(0);
+    let weight = targets.weight.map_or(0, |_| access.read_word(4));
+    let places = [out, access.read_word(0), access.read_word(1), weight, access.read_word(3), 0, access.read_word(2)];
     let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
     queue::submit(
         &access,
@@ -77,16 +75,20 @@ fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 
     let lines = Lines::new(targets.scores.dtype(), aligned, 1, rows, n, RowAlignment::Any);
     let flags = [aligned.len() == 2, targets.weight.is_some(), targets.smoothing != 0.0].map(u64::from);
     let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
-    let source = || {
-        let defines = [("BACKWARD", flags[0]), ("WEIGHTED", flags[1]), ("SMOOTH", flags[2])];
-        lines.source(&defines, &[EXPONENTIALS, TEMPLATE].concat())
-    };
     let mut words = lines::words(&places, []);
     words.extend([targets.smoothing / n as f64, 1.0 - targets.smoothing].map(f64::to_bits));
     words.push(targets.ignored as u64);
     words.extend([n, targets.scores.strides()[0].max(n), rows, lines.lanes].map(|number| number as u64));
     words.extend(queue.fault(async_errors::INDEX)?);
-    queue.launch(KernelName { op, variant }, source, lines.config(rows), &mut words)
+    queue.launch(
+        KernelName { op, variant },
+        || {
+            let defines = [("BACKWARD", flags[0]), ("WEIGHTED", flags[1]), ("SMOOTH", flags[2])];
+            lines.source(&defines, &[EXPONENTIALS, TEMPLATE].concat())
+        },
+        lines.config(rows),
+        &mut words,
+    )
 }
 
 /// Checks that all classes are in range.
@@ -113,22 +115,27 @@ pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
     let dtype = tensor.dtype();
     let count = tensor.numel();
     let width = unit([from, count * dtype.size()]) / dtype.size();
-    let launch = |queue: &mut Queue| {
-        let [fault, code] = queue.fault(async_errors::PROBABILITY)?;
-        let mut words = [from as u64, (count / width) as u64, fault, code];
-        let name = KernelName { op: "check_probabilities", variant: (width << 4) as u64 | dtype as u64 };
-        queue.launch(
-            name,
-            || format!("#define V {width}\ntypedef {} T;\n{CHECK}", stored(dtype)),
-            linear(count / width),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |_, reads| {
-        let elements = no_grad(|| reads[0].to_dtype(DType::F64))?.to_vec::<f64>()?;
-        match elements.iter().find(|element| !(0.0..=1.0).contains(*element)) {
-            Some(wrong) => Err(TensorError::argument(op, format!("probabilities are between 0 and 1, got {wrong}"))),
-            None => Ok(()),
-        }
-    })
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let [fault, code] = queue.fault(async_errors::PROBABILITY)?;
+            let mut words = [from as u64, (count / width) as u64, fault, code];
+            let name = KernelName { op: "check_probabilities", variant: (width << 4) as u64 | dtype as u64 };
+            queue.launch(
+                name,
+                || format!("#define V {width}\ntypedef {} T;\n{CHECK}", stored(dtype)),
+                linear(count / width),
+                &mut words,
+            )
+        },
+        move |_, reads| {
+            let elements = no_grad(|| reads[0].to_dtype(DType::F64))?.to_vec::<f64>()?;
+            match elements.iter().find(|element| !(0.0..=1.0).contains(*element)) {
+                Some(wrong) => {
+                    Err(TensorError::argument(op, format!("probabilities are between 0 and 1, got {wrong}")))
+                }
+                None => Ok(()),
+            }
+        },
+    )
 }

@@ -100,8 +100,9 @@ struct MatmulCall<'a> {
 impl MatmulCall<'_> {
     /// Returns rows, columns, and the length of the sums.
     fn sizes(&self) -> [usize; 3] {
-        let size = |tensor: &Tensor, from_end: usize| tensor.sizes()[tensor.rank() - from_end];
-        [size(self.tensors[0], 2), size(self.tensors[0], 1), size(self.tensors[1], 1)]
+        let out = self.tensors[0].sizes();
+        let left = self.tensors[1].sizes();
+        [out[out.len() - 2], out[out.len() - 1], left[left.len() - 1]]
     }
 
     /// Returns the addresses of the operands' matrices.
@@ -258,14 +259,17 @@ fn strides(tensor: &Tensor) -> [usize; 2] {
 fn lie(tensor: &Tensor) -> Option<Matrix> {
     let sizes = tensor.sizes();
     let (rows, columns, [row, column]) = (sizes[sizes.len() - 2], sizes[sizes.len() - 1], strides(tensor));
-    let leading = |[outer, inner]: [usize; 2], [far, near]: [usize; 2]| {
-        let fits = (inner <= 1 || near == 1) && (outer <= 1 || far >= inner);
-        fits.then_some(if outer <= 1 { inner } else { far })
+    let (leading, is_transposed) = match leading([rows, columns], [row, column]) {
+        Some(leading) => (leading, false),
+        None => (leading([columns, rows], [column, row])?, true),
     };
-    let lies = |leading, is_transposed| Matrix { leading, stride: 0, is_transposed, alignment: 1 };
-    leading([rows, columns], [row, column])
-        .map(|leading| lies(leading, false))
-        .or_else(|| leading([columns, rows], [column, row]).map(|leading| lies(leading, true)))
+    Some(Matrix { leading, stride: 0, is_transposed, alignment: 1 })
+}
+
+/// Returns the distance of lines, if the elements of a line are contiguous and no lines overlap.
+fn leading([outer, inner]: [usize; 2], [far, near]: [usize; 2]) -> Option<usize> {
+    let fits = (inner <= 1 || near == 1) && (outer <= 1 || far >= inner);
+    fits.then_some(if outer <= 1 { inner } else { far })
 }
 
 /// Returns whether all rows are the same memory, dense and aligned.

@@ -130,38 +130,41 @@ fn run(
     let sizes = [shape.source, shape.target].into_iter().chain(shape.how);
     // Sums of a few of these sizes must be below 2³¹.
     let is_large = is_large(largest) || sizes.clone().any(|sizes| sizes.iter().any(|size| *size >= 1 << 28));
-    let launch = |queue: &mut Queue| {
-        let mut words = [to, from, taps, count, inner / width].map(|word| word as u64).to_vec();
-        words.extend(sizes.flatten().map(|size| size as u64));
-        words.push(u64::from(shape.counts_padding));
-        let mut variant = (dtype as u64) << 8 | (width as u64) << 4;
-        variant |= u64::from(tap == DType::U8) << 2 | u64::from(is_large) << 1 | u64::from(shape.is_even);
-        queue.launch(
-            KernelName { op: name, variant },
-            || {
-                let stored = stored(dtype);
-                let computed = computed(dtype);
-                let place = if is_large { "i64" } else { "i32" };
-                let even = if shape.is_even { "#define EVEN\n" } else { "" };
-                format!(
-                    "#define {}\n{even}#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n\
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let mut words = [to, from, taps, count, inner / width].map(|word| word as u64).to_vec();
+            words.extend(sizes.flatten().map(|size| size as u64));
+            words.push(u64::from(shape.counts_padding));
+            let mut variant = (dtype as u64) << 8 | (width as u64) << 4;
+            variant |= u64::from(tap == DType::U8) << 2 | u64::from(is_large) << 1 | u64::from(shape.is_even);
+            queue.launch(
+                KernelName { op: name, variant },
+                || {
+                    let stored = stored(dtype);
+                    let computed = computed(dtype);
+                    let place = if is_large { "i64" } else { "i32" };
+                    let even = if shape.is_even { "#define EVEN\n" } else { "" };
+                    format!(
+                        "#define {}\n{even}#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n\
                      typedef {place} Place;\ntypedef {} Tap;\n{TEMPLATE}",
-                    name.to_uppercase(),
-                    self::stored(tap)
-                )
-            },
-            linear(count),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, reads| {
-        no_grad(|| {
-            let made = writes
-                .iter()
-                .map(|tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device()))
-                .collect::<Result<Vec<_>>>()?;
-            host(&made, &reads.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?)?;
-            writes.iter().zip(&made).try_for_each(|(to, made)| to.copy_raw(made))
-        })
-    })
+                        name.to_uppercase(),
+                        self::stored(tap)
+                    )
+                },
+                linear(count),
+                &mut words,
+            )
+        },
+        move |writes, reads| {
+            no_grad(|| {
+                let made = writes
+                    .iter()
+                    .map(|tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device()))
+                    .collect::<Result<Vec<_>>>()?;
+                host(&made, &reads.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?)?;
+                writes.iter().zip(&made).try_for_each(|(to, made)| to.copy_raw(made))
+            })
+        },
+    )
 }

@@ -134,29 +134,32 @@ impl Program {
         let on_cpu = kernel.on_cpu.lock().clone();
         let is_on_cpu = on_cpu.is_some();
         let operands: Vec<Operand> = arguments.iter().map(Operand::of).collect();
-        let launch = |queue: &mut Queue| {
-            let Some(driver) = queue.cuda() else { return self.check_simulated(&kernel, is_on_cpu) };
-            let loaded = self.loaded(&kernel, driver)?;
-            check_threads(op, config, loaded.most_threads.into())?;
-            check_parameters(op, loaded.parameters.as_deref(), arguments)?;
-            let mut pointers: SmallVec<[*mut c_void; 8]> =
-                values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
-            // SAFETY: the arguments are as many as the kernel's parameters and have their sizes, which was checked, or
-            // is the caller's duty if the driver is too old to say. `access` keeps the tensors locked, and `submit` has
-            // recorded their use.
-            unsafe { queue.launch_program(driver, &loaded, config, &mut pointers) }
-        };
-        submit(&access, launch, move |writes, reads| {
-            let Some(on_cpu) = &on_cpu else { return Ok(()) };
-            let (mut writes, mut reads) = (writes.iter(), reads.iter());
-            let arguments = operands.iter().map(|operand| match operand {
-                Operand::Write => writes.next().map(KernelArgument::Write),
-                Operand::Read => reads.next().map(KernelArgument::Read),
-                Operand::Bytes(bytes) => Some(KernelArgument::Bytes(bytes)),
-            });
-            let arguments: Vec<KernelArgument<'_>> = arguments.flatten().collect();
-            on_cpu(config, &arguments).map_err(|reason| TensorError::argument(op, reason))
-        })?;
+        submit(
+            &access,
+            |queue: &mut Queue| {
+                let Some(driver) = queue.cuda() else { return self.check_simulated(&kernel, is_on_cpu) };
+                let loaded = self.loaded(&kernel, driver)?;
+                check_threads(op, config, loaded.most_threads.into())?;
+                check_parameters(op, loaded.parameters.as_deref(), arguments)?;
+                let mut pointers: SmallVec<[*mut c_void; 8]> =
+                    values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+                // SAFETY: the arguments are as many as the kernel's parameters and have their sizes, which was checked, or
+                // is the caller's duty if the driver is too old to say. `access` keeps the tensors locked, and `submit` has
+                // recorded their use.
+                unsafe { queue.launch_program(driver, &loaded, config, &mut pointers) }
+            },
+            move |writes, reads| {
+                let Some(on_cpu) = &on_cpu else { return Ok(()) };
+                let (mut writes, mut reads) = (writes.iter(), reads.iter());
+                let arguments = operands.iter().map(|operand| match operand {
+                    Operand::Write => writes.next().map(KernelArgument::Write),
+                    Operand::Read => reads.next().map(KernelArgument::Read),
+                    Operand::Bytes(bytes) => Some(KernelArgument::Bytes(bytes)),
+                });
+                let arguments: Vec<KernelArgument<'_>> = arguments.flatten().collect();
+                on_cpu(config, &arguments).map_err(|reason| TensorError::argument(op, reason))
+            },
+        )?;
         // A capture that notes the write locks the storage.
         drop(access);
         writes.iter().for_each(|tensor| tensor.bump_version(op));
@@ -308,12 +311,14 @@ fn values(access: &mut Access<'_>, arguments: &[KernelArgument<'_>]) -> Vec<Smal
     let (mut writes, mut reads) = (0.., 0..);
     let next = |list: &mut RangeFrom<usize>| list.next().unwrap_or_default();
     let address = |address: usize| SmallVec::from_slice(&(address as u64).to_ne_bytes());
-    let value = |argument: &KernelArgument<'_>| match argument {
-        KernelArgument::Write(_) => address(access.write_ptr(next(&mut writes)).addr()),
-        KernelArgument::Read(_) => address(access.read_ptr(next(&mut reads)).addr()),
-        KernelArgument::Bytes(bytes) => SmallVec::from_slice(bytes),
-    };
-    arguments.iter().map(value).collect()
+    arguments
+        .iter()
+        .map(|argument: &KernelArgument<'_>| match argument {
+            KernelArgument::Write(_) => address(access.write_ptr(next(&mut writes)).addr()),
+            KernelArgument::Read(_) => address(access.read_ptr(next(&mut reads)).addr()),
+            KernelArgument::Bytes(bytes) => SmallVec::from_slice(bytes),
+        })
+        .collect()
 }
 
 fn check_threads(op: &'static str, config: LaunchConfig, most: u64) -> Result<()> {

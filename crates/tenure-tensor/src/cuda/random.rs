@@ -95,8 +95,8 @@ fn run(
     let start = Start::of(state)?;
     let reads: Vec<&Tensor> = has_input.then_some(input).into_iter().chain(&start.origin).collect();
     let mut access = Access::new(op, &[out], &reads)?;
-    let to = access.write_ptr(0).addr() as u64;
-    let from = if has_input { access.read_ptr(0).addr() as u64 } else { 0 };
+    let to = access.write_word(0);
+    let from = if has_input { access.read_word(0) } else { 0 };
     // 64-bit numbers take two words each, others one.
     let block = if draw.name == "randint" || (dtype == DType::F64 && matches!(draw.name, "uniform" | "normal")) {
         2
@@ -109,33 +109,36 @@ fn run(
         DType::F16 => 11,
         _ => 24,
     };
-    let launch = |queue: &mut queue::Queue| {
-        let [fault, code] = draw.fault.map_or(Ok([0; 2]), |code| queue.fault(code))?;
-        let [first, second] = draw.numbers;
-        let [seed, offset, origin] = start.words(&access, usize::from(has_input));
-        let mut words = [to, from, count as u64, seed, offset, origin, first, second, fault, code];
-        let grid = [count.div_ceil(width * THREADS) as u32, 1, 1];
-        let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
-        queue.launch(
-            KernelName { op: draw.name, variant: dtype as u64 },
-            || {
-                let stored = stored(dtype);
-                let computed = computed(dtype);
-                format!(
-                    "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\n\
-                     typedef {stored} T;\ntypedef {computed} C;\n{PHILOX}{TEMPLATE}",
-                    draw.name.to_uppercase()
-                )
-            },
-            config,
-            &mut words,
-        )
-    };
     let state = start.state;
-    queue::submit(&access, launch, move |writes, reads| {
-        let (input, origin) = reads.split_at(usize::from(has_input));
-        host([&writes[0], input.first().unwrap_or(&writes[0])], placed(state, origin)?)
-    })
+    queue::submit(
+        &access,
+        |queue: &mut queue::Queue| {
+            let [fault, code] = draw.fault.map_or(Ok([0; 2]), |code| queue.fault(code))?;
+            let [first, second] = draw.numbers;
+            let [seed, offset, origin] = start.words(&access, usize::from(has_input));
+            let mut words = [to, from, count as u64, seed, offset, origin, first, second, fault, code];
+            let grid = [count.div_ceil(width * THREADS) as u32, 1, 1];
+            let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+            queue.launch(
+                KernelName { op: draw.name, variant: dtype as u64 },
+                || {
+                    let stored = stored(dtype);
+                    let computed = computed(dtype);
+                    format!(
+                        "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\n\
+                     typedef {stored} T;\ntypedef {computed} C;\n{PHILOX}{TEMPLATE}",
+                        draw.name.to_uppercase()
+                    )
+                },
+                config,
+                &mut words,
+            )
+        },
+        move |writes, reads| {
+            let (input, origin) = reads.split_at(usize::from(has_input));
+            host([&writes[0], input.first().unwrap_or(&writes[0])], placed(state, origin)?)
+        },
+    )
 }
 
 /// The place where draws begin.
@@ -155,7 +158,7 @@ impl Start {
 
     /// Returns the words of `State` in philox.cu. The origin is read tensor `place` of `access`.
     pub(super) fn words(&self, access: &Access<'_>, place: usize) -> [u64; 3] {
-        let origin = self.origin.as_ref().map_or(0, |_| access.read_ptr(place).addr() as u64);
+        let origin = self.origin.as_ref().map_or(0, |_| access.read_word(place));
         [self.state.seed, self.state.offset, origin]
     }
 }
@@ -172,17 +175,20 @@ fn permutation(out: &Tensor, state: GeneratorState) -> Result<()> {
     }
     let start = Start::of(state)?;
     let mut access = Access::new("randperm", &[out], start.origin.as_ref().as_slice())?;
-    let to = access.write_ptr(0).addr() as u64;
-    let launch = |queue: &mut queue::Queue| {
-        let owners = queue.workspace(count * size_of::<u64>())?;
-        let config = LaunchConfig { grid: [1; 3], block: [1024, 1, 1], shared_bytes: 0 };
-        let [seed, offset, origin] = start.words(&access, 0);
-        let mut words = [to, owners, count as u64, seed, offset, origin];
-        queue.launch(KernelName { op: "randperm", variant: 0 }, || [PHILOX, SHUFFLE].concat(), config, &mut words)
-    };
+    let to = access.write_word(0);
     let state = start.state;
-    queue::submit(&access, launch, move |writes, origin| {
-        let state = placed(state, origin)?;
-        on_cpu("randperm", &[cpu::PERMUTATION], DType::I64)?(&writes[0], state)
-    })
+    queue::submit(
+        &access,
+        |queue: &mut queue::Queue| {
+            let owners = queue.workspace(count * size_of::<u64>())?;
+            let config = LaunchConfig { grid: [1; 3], block: [1024, 1, 1], shared_bytes: 0 };
+            let [seed, offset, origin] = start.words(&access, 0);
+            let mut words = [to, owners, count as u64, seed, offset, origin];
+            queue.launch(KernelName { op: "randperm", variant: 0 }, || [PHILOX, SHUFFLE].concat(), config, &mut words)
+        },
+        move |writes, origin| {
+            let state = placed(state, origin)?;
+            on_cpu("randperm", &[cpu::PERMUTATION], DType::I64)?(&writes[0], state)
+        },
+    )
 }

@@ -143,11 +143,9 @@ pub(super) fn fold<const N: usize, const K: usize>(
     let mut access = Access::new(how.name, &outputs, &reads)?;
     let (mut kept, mut reduced) = dimensions(outputs[0], inputs);
     let pointers = Pointers {
-        inputs: std::array::from_fn::<u64, N, _>(|input| access.read_ptr(input).addr() as u64).into_iter().collect(),
-        outputs: std::array::from_fn::<u64, K, _>(|output| access.write_ptr(output).addr() as u64)
-            .into_iter()
-            .collect(),
-        given: given.map_or(0, |_| access.read_ptr(N).addr() as u64),
+        inputs: std::array::from_fn::<u64, N, _>(|input| access.read_word(input)).into_iter().collect(),
+        outputs: std::array::from_fn::<u64, K, _>(|output| access.write_word(output)).into_iter().collect(),
+        given: given.map_or(0, |_| access.read_word(N)),
     };
     let from = inputs[0].dtype();
     let to = outputs[0].dtype();
@@ -181,6 +179,11 @@ struct FoldDim {
 }
 
 type FoldDims = SmallVec<[FoldDim; 4]>;
+
+/// Returns the number of elements in these dimensions.
+fn count_of(dims: &FoldDims) -> usize {
+    dims.iter().map(|dim| dim.size).product()
+}
 
 /// Returns the kept and the reduced dimensions, each with the smallest stride first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (FoldDims, FoldDims) {
@@ -242,9 +245,8 @@ struct FoldPlan<'a> {
 impl<'a> FoldPlan<'a> {
     /// Plans a fold. The first dimension of `kept` or `reduced` is changed to count vectors.
     fn new(types: Types, pointers: &Pointers, kept: &'a mut FoldDims, reduced: &'a mut FoldDims) -> Self {
-        let product = |dims: &FoldDims| dims.iter().map(|dim| dim.size).product::<usize>();
-        let total = product(kept);
-        let count = product(reduced);
+        let total = count_of(kept);
+        let count = count_of(reduced);
         let largest = (0..pointers.inputs.len())
             .map(|input| {
                 kept.iter()
@@ -268,8 +270,8 @@ impl<'a> FoldPlan<'a> {
             dim.output_stride *= width;
             dim.strides.iter_mut().for_each(|step| *step *= width);
         }
-        let kept_size = product(kept);
-        let reduced_size = product(reduced);
+        let kept_size = count_of(kept);
+        let reduced_size = count_of(reduced);
         // The number of loads that a thread has in flight.
         let unroll = if width * types.from.size() < 8 { 8 } else { 4 };
         let (lanes, blocks, threads) = if is_columns {

@@ -38,7 +38,7 @@ fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: &'stat
     }
     let dtype = out.dtype();
     let mut access = Access::new(op, &[out], &[input])?;
-    let places = [access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64];
+    let places = [access.write_word(0), access.read_word(0)];
     let (outer, step) = lines::around(out.sizes(), dim);
     let rows = outer * step;
     let n = out.sizes().get(dim).copied().unwrap_or(1);

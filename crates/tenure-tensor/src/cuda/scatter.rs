@@ -83,21 +83,23 @@ fn add_unsorted(
     let [index, _, values] = write.strides.each_ref().map(|strides| strides[write.along]);
     let begins = starts[1..].iter().chain(&places.strides).copied();
     let unit = all.widen(dtype.size(), 1..3, begins.chain([values]));
-    let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> =
-            all.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
-        words.extend(starts.map(|start| start as u64));
-        words.extend([write.sizes[write.along], values, index].map(|word| word as u64));
-        let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let source = || [&sums(dtype, unit), &all.source(is_large), &places.source(), UNSORTED].concat();
-        queue.launch(
-            KernelName { op: "index_add", variant: shape << 4 | dtype as u64 },
-            source,
-            all.config(),
-            &mut words,
-        )
-    };
-    queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let mut words: SmallVec<[u64; 64]> =
+                all.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
+            words.extend(starts.map(|start| start as u64));
+            words.extend([write.sizes[write.along], values, index].map(|word| word as u64));
+            let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+            queue.launch(
+                KernelName { op: "index_add", variant: shape << 4 | dtype as u64 },
+                || [&sums(dtype, unit), &all.source(is_large), &places.source(), UNSORTED].concat(),
+                all.config(),
+                &mut words,
+            )
+        },
+        move |writes, reads| host(&writes[0], &reads[0], &reads[1]),
+    )
 }
 
 /// Adds after sorting positions, so that the additions to one place are one run. `dim` is given if the index is along
@@ -125,54 +127,57 @@ fn add_sorted(
     let begins = starts[1..].iter().chain(&places.strides).copied();
     let unit = all.widen(dtype.size(), 1..3, begins.chain([value_step]));
     let units = all.count() / length;
-    let launch = |queue: &mut Queue| {
-        let rows = SortRows { from: index, rows: 1, length };
-        let fault = queue.fault(async_errors::INDEX)?;
-        let (source, rows, positions) = match dim {
-            None => (Source::Positions { limit: places.count }, rows, index),
-            Some(dim) => {
-                let source = Source::Keys { limit: places.count };
-                let keys = positions(queue, &write, dim, source, index, fault)?;
-                (source, SortRows { from: keys, ..rows }, 0)
-            }
-        };
-        let Sorted { keys, numbers } = radix_sort(queue, source, rows, None)?;
-        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words(fault)).collect();
-        words.extend([target, values, keys, numbers, positions]);
-        words.extend([length, value_step, units].map(|word| word as u64));
-        let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let key_bytes = source.key_bytes();
-        let number_bytes = number_bytes(length);
-        // Neighbouring threads of a long run: each takes units of a row, if a row has several.
-        let lanes = if units == 1 { 1 } else { 32 };
-        let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
-        let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
-        let step = |name: &'static str, config: LaunchConfig| {
-            queue.launch(
-                KernelName { op: name, variant },
-                || {
-                    let key = key_type(key_bytes);
-                    let number = key_type(number_bytes);
-                    let definitions = format!(
-                        "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\n\
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let rows = SortRows { from: index, rows: 1, length };
+            let fault = queue.fault(async_errors::INDEX)?;
+            let (source, rows, positions) = match dim {
+                None => (Source::Positions { limit: places.count }, rows, index),
+                Some(dim) => {
+                    let source = Source::Keys { limit: places.count };
+                    let keys = positions(queue, &write, dim, source, index, fault)?;
+                    (source, SortRows { from: keys, ..rows }, 0)
+                }
+            };
+            let Sorted { keys, numbers } = radix_sort(queue, source, rows, None)?;
+            let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words(fault)).collect();
+            words.extend([target, values, keys, numbers, positions]);
+            words.extend([length, value_step, units].map(|word| word as u64));
+            let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+            let key_bytes = source.key_bytes();
+            let number_bytes = number_bytes(length);
+            // Neighbouring threads of a long run: each takes units of a row, if a row has several.
+            let lanes = if units == 1 { 1 } else { 32 };
+            let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
+            let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
+            let step = |name: &'static str, config: LaunchConfig| {
+                queue.launch(
+                    KernelName { op: name, variant },
+                    || {
+                        let key = key_type(key_bytes);
+                        let number = key_type(number_bytes);
+                        let definitions = format!(
+                            "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\n\
                          typedef {number} Number;\n",
-                        name.to_uppercase()
-                    );
-                    [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), SORTED].concat()
-                },
-                config,
-                &mut words.clone(),
-            )
-        };
-        step("add_runs", all.config())?;
-        if length <= LONG {
-            return Ok(());
-        }
-        let blocks = length.div_ceil(LONG) * units.div_ceil(lanes);
-        let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 };
-        step("add_long_runs", config)
-    };
-    queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
+                            name.to_uppercase()
+                        );
+                        [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), SORTED].concat()
+                    },
+                    config,
+                    &mut words.clone(),
+                )
+            };
+            step("add_runs", all.config())?;
+            if length <= LONG {
+                return Ok(());
+            }
+            let blocks = length.div_ceil(LONG) * units.div_ceil(lanes);
+            let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+            step("add_long_runs", config)
+        },
+        move |writes, reads| host(&writes[0], &reads[0], &reads[1]),
+    )
 }
 
 /// Writes, for each element of the index in order, the number of the target's element that it names. Returns the

@@ -47,31 +47,38 @@ fn run(
         return Ok(());
     }
     let mut access = Access::new(op, &[out], inputs)?;
-    let mut places = vec![access.write_ptr(0).addr() as u64];
-    places.extend((0..inputs.len()).map(|input| access.read_ptr(input).addr() as u64));
+    let mut places = vec![access.write_word(0)];
+    places.extend((0..inputs.len()).map(|input| access.read_word(input)));
     let (outer, step) = lines::around(out.sizes(), dim);
     let rows = outer * step;
     let n = out.sizes().get(dim).copied().unwrap_or(1);
     let is_columns = step > 1;
-    let launch = |queue: &mut Queue| {
-        let mut lines = Lines::new(out.dtype(), &places, inputs.len(), rows, n, RowAlignment::Any);
-        let mut config = lines.config(rows);
-        if is_columns {
-            let below = 1 << (n / 4).max(1).ilog2();
-            let side_by_side = step.next_power_of_two().min(WARP);
-            let lanes = THREADS / below.min(THREADS / side_by_side);
-            lines = Lines::in_columns(out.dtype(), inputs.len(), lanes);
-            config = LaunchConfig { grid: [rows.div_ceil(lanes) as u32, 1, 1], ..config };
-            config.block = [THREADS as u32, 1, 1];
-        }
-        let flags = [inputs.len() == 2, logarithmic, is_columns].map(u64::from);
-        let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
-        let source = || {
-            let defines = [("BACKWARD", flags[0]), ("LOGARITHMIC", flags[1]), ("COLUMNS", 1)];
-            lines.source(&defines[..if is_columns { 3 } else { 2 }], &[EXPONENTIALS, TEMPLATE].concat())
-        };
-        let mut words = lines::words(&places, [n, rows, lines.lanes, step]);
-        queue.launch(KernelName { op, variant }, source, config, &mut words)
-    };
-    queue::submit(&access, launch, host)
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            let mut lines = Lines::new(out.dtype(), &places, inputs.len(), rows, n, RowAlignment::Any);
+            let mut config = lines.config(rows);
+            if is_columns {
+                let below = 1 << (n / 4).max(1).ilog2();
+                let side_by_side = step.next_power_of_two().min(WARP);
+                let lanes = THREADS / below.min(THREADS / side_by_side);
+                lines = Lines::in_columns(out.dtype(), inputs.len(), lanes);
+                config = LaunchConfig { grid: [rows.div_ceil(lanes) as u32, 1, 1], ..config };
+                config.block = [THREADS as u32, 1, 1];
+            }
+            let flags = [inputs.len() == 2, logarithmic, is_columns].map(u64::from);
+            let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
+            let mut words = lines::words(&places, [n, rows, lines.lanes, step]);
+            queue.launch(
+                KernelName { op, variant },
+                || {
+                    let defines = [("BACKWARD", flags[0]), ("LOGARITHMIC", flags[1]), ("COLUMNS", 1)];
+                    lines.source(&defines[..if is_columns { 3 } else { 2 }], &[EXPONENTIALS, TEMPLATE].concat())
+                },
+                config,
+                &mut words,
+            )
+        },
+        host,
+    )
 }

@@ -26,24 +26,27 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
         return Ok(());
     }
     let mut access = Access::new("sort", &[out], &[input])?;
-    let to = access.write_ptr(0).addr() as u64;
-    let from = access.read_ptr(0).addr() as u64;
+    let to = access.write_word(0);
+    let from = access.read_word(0);
     let length = input.sizes().last().copied().unwrap_or(1);
     let dtype = input.dtype();
     let source = Source::Elements { dtype, descending };
-    let launch = |queue: &mut Queue| {
-        if length > RANKED {
-            let rows = SortRows { from, rows: out.numel() / length, length };
-            return radix_sort(queue, source, rows, Some(to)).map(drop);
-        }
-        let mut words = [to, from, out.numel() as u64, length as u64];
-        let name = KernelName { op: "rank", variant: source.variant() };
-        queue.launch(name, || source.definitions() + RANK, linear(out.numel()), &mut words)
-    };
-    queue::submit(&access, launch, move |writes, reads| {
-        let keys = no_grad(|| sort_keys(&reads[0]))?;
-        on_cpu("sort", &cpu::sort::ORDER, keys.dtype())?(&writes[0], &keys, count, descending)
-    })
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            if length > RANKED {
+                let rows = SortRows { from, rows: out.numel() / length, length };
+                return radix_sort(queue, source, rows, Some(to)).map(drop);
+            }
+            let mut words = [to, from, out.numel() as u64, length as u64];
+            let name = KernelName { op: "rank", variant: source.variant() };
+            queue.launch(name, || source.definitions() + RANK, linear(out.numel()), &mut words)
+        },
+        move |writes, reads| {
+            let keys = no_grad(|| sort_keys(&reads[0]))?;
+            on_cpu("sort", &cpu::sort::ORDER, keys.dtype())?(&writes[0], &keys, count, descending)
+        },
+    )
 }
 
 const KEYS: &str = include_str!("source/keys.cu");

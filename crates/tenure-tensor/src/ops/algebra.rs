@@ -114,14 +114,20 @@ fn tensordot_over(input: &Tensor, other: &Tensor, dims: &[isize], other_dims: &[
     }
     let rows: Vec<usize> = (0..left.rank()).filter(|dim| !left_dims.contains(dim)).collect();
     let columns: Vec<usize> = (0..right.rank()).filter(|dim| !right_dims.contains(dim)).collect();
-    let sizes_of = |tensor: &Tensor, dims: &[usize]| dims.iter().map(|dim| tensor.sizes()[*dim]).collect::<Vec<_>>();
     let row_sizes = sizes_of(&left, &rows);
     let column_sizes = sizes_of(&right, &columns);
-    let count = |sizes: &[usize]| sizes.iter().product::<usize>() as isize;
-    let inner = count(&sizes_of(&left, &left_dims));
-    let a = left.permute(&signed(&[rows, left_dims].concat()))?.reshape(&[count(&row_sizes), inner])?;
-    let b = right.permute(&signed(&[right_dims, columns].concat()))?.reshape(&[inner, count(&column_sizes)])?;
+    let inner = numel(&sizes_of(&left, &left_dims));
+    let a = left.permute(&signed(&[rows, left_dims].concat()))?.reshape(&[numel(&row_sizes), inner])?;
+    let b = right.permute(&signed(&[right_dims, columns].concat()))?.reshape(&[inner, numel(&column_sizes)])?;
     a.matmul(&b)?.reshape(&signed(&[row_sizes, column_sizes].concat()))
+}
+
+fn sizes_of(tensor: &Tensor, dims: &[usize]) -> Vec<usize> {
+    dims.iter().map(|dim| tensor.sizes()[*dim]).collect()
+}
+
+fn numel(sizes: &[usize]) -> isize {
+    sizes.iter().product::<usize>() as isize
 }
 
 /// Returns dimensions that exist, after checking that none is given twice.

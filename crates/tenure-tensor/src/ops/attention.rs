@@ -63,8 +63,7 @@ operations! {
 
 /// Checks that no heads of queries share keys, unless there is one head of keys, which is broadcast.
 fn check_heads(query: &Tensor, key: &Tensor) -> Result<()> {
-    let heads = |tensor: &Tensor| tensor.rank().checked_sub(3).map_or(1, |dim| tensor.sizes()[dim]);
-    let [queries, keys] = [heads(query), heads(key)];
+    let [queries, keys] = [query, key].map(|tensor| tensor.rank().checked_sub(3).map_or(1, |dim| tensor.sizes()[dim]));
     if keys == 1 || keys == queries {
         return Ok(());
     }
@@ -144,9 +143,8 @@ impl Tensor {
         let needs_weights = is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
             let (_, sums) = attend(&q, &k, &v, mask.as_ref(), Weighting { dropout: None, ..weighting })?;
-            let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
-            let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?;
-            let out = dropped(&weights, weighting)?.matmul(&wide_v)?.to_dtype(q.dtype())?;
+            let weights = weights(&wide(&q)?, &wide(&k)?, &sums, mask.as_ref(), weighting)?;
+            let out = dropped(&weights, weighting)?.matmul(&wide(&v)?)?.to_dtype(q.dtype())?;
             out.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
         } else {
             fused(&q, &k, &v, mask.as_ref(), weighting)?
@@ -192,7 +190,9 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
         let sums = saver.save(&sums)?;
         let mask = mask.map(|mask| saver.save(mask)).transpose()?;
         Ok(move |context: &Context<'_>| {
-            let [q, k, v] = [context.unpack(inputs[0])?, context.unpack(inputs[1])?, context.unpack(inputs[2])?];
+            let q = context.unpack(inputs[0])?;
+            let k = context.unpack(inputs[1])?;
+            let v = context.unpack(inputs[2])?;
             let sums = context.unpack(sums)?;
             let mask = mask.map(|mask| context.unpack(mask)).transpose()?;
             let grad = context.grad(0)?;
@@ -203,8 +203,8 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
             let grad = if grad.layout().overlap() == Overlap::No { rows_dense(grad)? } else { grad.contiguous()? };
             let out = context.unpack(out)?;
             // Each gradient has its input's order in memory: heads mostly lie within rows.
-            let like = |tensor: &Tensor| pointwise::output(tensor.sizes(), tensor.dtype(), &[tensor]);
-            let grads = [like(&q)?, like(&k)?, like(&v)?];
+            let grads = [&q, &k, &v].map(|input| pointwise::output(input.sizes(), input.dtype(), &[input]));
+            let grads = grads.into_iter().collect::<Result<Vec<_>>>()?;
             let kernel = BACKWARD.find(q.device().kind(), q.dtype())?;
             let inputs = [&q, &k, &v, &grad, &out, &sums];
             kernel([&grads[0], &grads[1], &grads[2]], inputs, mask.as_ref(), weighting)?;

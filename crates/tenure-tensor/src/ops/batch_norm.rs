@@ -4,16 +4,17 @@ use tenure_core::Overlap;
 
 use super::activation::relu_backward;
 use super::entered;
-use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped, weighted};
+use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped};
 use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu::batch_norm::{
     ChannelCoefficients, ChannelGradients, ChannelStatistics, FinishStatistics, FusedActivation, Gradients,
-    NormalizeChannels, Scale,
+    NormalizeChannels, Scale, weighted,
 };
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
+use crate::geometry::along_channels;
 use crate::observe::observed;
 use crate::operation::{arguments, operations};
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
@@ -408,13 +409,4 @@ fn affine(x: &Tensor) -> Vec<isize> {
     let mut sizes = vec![1; x.rank()];
     sizes[1] = x.sizes()[1];
     signed(&sizes)
-}
-
-/// Returns a view of one element for each channel that broadcasts to `x`. It has no gradient.
-pub(crate) fn along_channels(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let rank = x.rank() - 1;
-    let mut sizes = vec![1; rank];
-    let mut strides = vec![0; rank];
-    (sizes[0], strides[0]) = (channels.sizes()[0], channels.strides()[0]);
-    Ok(channels.alias(Layout::strided(&sizes, &strides, channels.layout().offset())?))
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::matmul::check_operands;
+use super::view::signed;
 use crate::autocast::lower;
 use crate::observe::observed;
 use crate::operation::{arguments, operations};
@@ -213,11 +214,7 @@ impl Term {
     fn times(self, other: Self, is_needed: impl Fn(&Label) -> bool) -> Result<Self> {
         // A label that is not needed is summed before the product if only one term has it, or if its size is 1 in one
         // of them.
-        let size = |term: &Self, label: &Label| {
-            term.labels.iter().position(|own| own == label).map(|dim| term.tensor.sizes()[dim])
-        };
-        let is_shared =
-            |label: &Label| matches!((size(&self, label), size(&other, label)), (Some(a), Some(b)) if a == b);
+        let is_shared = |label: &Label| matches!((self.size(label), other.size(label)), (Some(a), Some(b)) if a == b);
         let shared: Vec<Label> = self.labels.iter().copied().filter(is_shared).collect();
         let left = self.sum_but(|label| is_needed(label) || shared.contains(label))?;
         let right = other.sum_but(|label| is_needed(label) || shared.contains(label))?;
@@ -228,25 +225,28 @@ impl Term {
             |term: &Self| -> Vec<Label> { term.labels.iter().copied().filter(|label| !in_both(label)).collect() };
         let rows = only(&left);
         let columns = only(&right);
-        let sizes_of = |term: &Self, labels: &[Label]| -> Vec<usize> {
-            labels.iter().filter_map(|label| size(term, label)).collect()
-        };
-        let batch_of = |term: &Self| sizes_of(term, &batch);
-        let sizes = |sizes: &[usize]| sizes.iter().map(|size| *size as isize).collect::<Vec<isize>>();
-        let product = |of: &[usize]| of.iter().product::<usize>();
-        let inner = product(&sizes_of(&left, &summed));
-        let row_sizes = sizes_of(&left, &rows);
-        let column_sizes = sizes_of(&right, &columns);
-        let left_batch = batch_of(&left);
-        let right_batch = batch_of(&right);
+        let inner: usize = left.sizes(&summed).iter().product();
+        let row_sizes = left.sizes(&rows);
+        let column_sizes = right.sizes(&columns);
+        let left_batch = left.sizes(&batch);
+        let right_batch = right.sizes(&batch);
         let a = left.ordered(&[&batch[..], &rows, &summed].concat())?.tensor;
         let b = right.ordered(&[&batch[..], &summed, &columns].concat())?.tensor;
-        let a = a.reshape(&sizes(&[&left_batch[..], &[product(&row_sizes), inner]].concat()))?;
-        let b = b.reshape(&sizes(&[&right_batch[..], &[inner, product(&column_sizes)]].concat()))?;
+        let a = a.reshape(&signed(&[&left_batch[..], &[row_sizes.iter().product(), inner]].concat()))?;
+        let b = b.reshape(&signed(&[&right_batch[..], &[inner, column_sizes.iter().product()]].concat()))?;
         let out = a.matmul(&b)?;
         let out_batch = &out.sizes()[..batch.len()];
-        let tensor = out.reshape(&sizes(&[out_batch, &row_sizes, &column_sizes].concat()))?;
+        let tensor = out.reshape(&signed(&[out_batch, &row_sizes, &column_sizes].concat()))?;
         Ok(Self { tensor, labels: [batch, rows, columns].concat() })
+    }
+
+    fn size(&self, label: &Label) -> Option<usize> {
+        self.labels.iter().position(|own| own == label).map(|dim| self.tensor.sizes()[dim])
+    }
+
+    /// Returns the sizes of the dimensions with these labels.
+    fn sizes(&self, labels: &[Label]) -> Vec<usize> {
+        labels.iter().filter_map(|label| self.size(label)).collect()
     }
 
     /// Sums over all dimensions except the ones with a label that `keeps` accepts.

@@ -265,8 +265,13 @@ fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
     let value = pointwise::tensor("masked_fill_", value, input.dtype())?;
     select::check_condition("masked_fill_", mask)?;
     let inputs = [mask, &value, input];
-    let write = || pointwise::write("masked_fill_", &WHERE, input.dtype(), input, &inputs, |kernel, iter| kernel(iter));
-    attach_in_place(input, "masked_fill_", &[&value, input], write, |saver| select::chosen(saver, mask))
+    attach_in_place(
+        input,
+        "masked_fill_",
+        &[&value, input],
+        || pointwise::write("masked_fill_", &WHERE, input.dtype(), input, &inputs, |kernel, iter| kernel(iter)),
+        |saver| select::chosen(saver, mask),
+    )
 }
 
 fn clamp_(input: &Tensor, min: Value<'_>, max: Value<'_>) -> Result<()> {

@@ -212,11 +212,13 @@ operations! {
 
 /// Returns index tensors as indices. Indices on the CPU are copied to the device of the tensor that they index.
 fn placed(input: &Tensor, indices: &[&Tensor]) -> Result<Vec<Index>> {
-    let placed = |index: &&Tensor| {
-        let index = if index.device().is_cpu() { index.to_device(input.device())? } else { (*index).clone() };
-        Ok(Index::Tensor(index))
-    };
-    indices.iter().map(placed).collect()
+    indices
+        .iter()
+        .map(|index: &&Tensor| {
+            let index = if index.device().is_cpu() { index.to_device(input.device())? } else { (*index).clone() };
+            Ok(Index::Tensor(index))
+        })
+        .collect()
 }
 
 /// Returns the indices of the nonzero elements, one tensor for each dimension.
@@ -337,12 +339,7 @@ impl Tensor {
     /// Returns the view that numbers, ranges and new dimensions make, and the positions that index tensors select from
     /// it.
     fn resolved(&self, op: &'static str, indices: Vec<Index>) -> Result<(Self, Option<Pick>)> {
-        let takes = |index: &Index| match index {
-            Index::Ellipsis | Index::New => 0,
-            Index::Tensor(mask) if mask.dtype() == DType::Bool => mask.rank(),
-            _ => 1,
-        };
-        let taken: usize = indices.iter().map(takes).sum();
+        let taken: usize = indices.iter().map(dims_taken).sum();
         let Some(left) = self.rank().checked_sub(taken) else {
             return Err(TensorError::TooManyIndices { op, count: taken, rank: self.rank() });
         };
@@ -426,4 +423,13 @@ struct Pick {
     positions: Tensor,
     /// The index tensors for observers, if they index neighbouring dimensions.
     shown: Option<Vec<Tensor>>,
+}
+
+/// Returns the number of dimensions that an index selects from.
+fn dims_taken(index: &Index) -> usize {
+    match index {
+        Index::Ellipsis | Index::New => 0,
+        Index::Tensor(mask) if mask.dtype() == DType::Bool => mask.rank(),
+        _ => 1,
+    }
 }

@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
 use crate::observe::observed;
-use crate::operation::{arguments, operations};
+use crate::operation::{LossReduction, arguments, operations};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
@@ -20,38 +20,7 @@ static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
 static CROSS_ENTROPY_BACKWARD: Kernel<CrossEntropyBackward> =
     Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD, cuda::loss::CROSS_ENTROPY_BACKWARD]);
 
-/// The reduction of the losses of elements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LossReduction {
-    /// No reduction: one loss for each element.
-    None,
-    /// The mean of the losses; the weighted mean if they have weights.
-    #[default]
-    Mean,
-    /// The sum of the losses.
-    Sum,
-}
-
 impl LossReduction {
-    /// Returns the reduction of that name in front ends.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "none" => Self::None,
-            "mean" => Self::Mean,
-            "sum" => Self::Sum,
-            _ => return None,
-        })
-    }
-
-    /// Returns the name in front ends.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Mean => "mean",
-            Self::Sum => "sum",
-        }
-    }
-
     fn apply(self, losses: Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(losses),
@@ -249,10 +218,9 @@ fn binary_cross_entropy(
                   they are";
     expect_probabilities(op, "input", tensor, advice)?;
     expect_probabilities(op, "target", target, "")?;
-    let log = |x: Tensor| x.log()?.clamp_min(-100.0);
     let losses = no_grad(|| {
-        let yes = log(tensor.clone())?;
-        let no = log(tensor.neg()?.add(1.0)?)?;
+        let yes = limited_log(tensor)?;
+        let no = limited_log(&tensor.neg()?.add(1.0)?)?;
         target.mul(&no.sub(&yes)?)?.sub(&no)
     })?;
     let mut losses = attach(losses, op, &[tensor, target], |saver| {
@@ -266,7 +234,7 @@ fn binary_cross_entropy(
                 let slope = x.sub(&context.unpack(target)?)?.div(&rest.mul(&x)?.clamp_min(1e-12)?)?;
                 grad.mul(&slope)
             })?;
-            let to_target = context.give(1, || grad.mul(&log(rest.clone())?.sub(&log(x.clone())?)?))?;
+            let to_target = context.give(1, || grad.mul(&limited_log(&rest)?.sub(&limited_log(&x)?)?))?;
             Ok([to_x, to_target].into_iter().collect())
         })
     })?;
@@ -406,10 +374,9 @@ fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Re
     let weight = options.weight.map(|weight| weight.detach().to_dtype(compute)?.contiguous()).transpose()?;
     let ignored = options.ignore_index;
     let smoothing = options.label_smoothing;
-    let row = || Tensor::empty(classes.sizes(), compute, rows.device());
-    let losses = row()?;
-    let logs = row()?;
-    let weights = row()?;
+    let losses = Tensor::empty(classes.sizes(), compute, rows.device())?;
+    let logs = losses.empty_like()?;
+    let weights = losses.empty_like()?;
     let scores = rows.detach();
     let targets = Targets { scores: &scores, classes, weight: weight.as_ref(), ignored, smoothing };
     CROSS_ENTROPY.find(rows.device().kind(), rows.dtype())?([&losses, &logs, &weights], targets)?;
@@ -548,6 +515,10 @@ fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &
     place.reverse();
     let reason = format!("all elements of the {what} must be between 0 and 1, but at {place:?} is {value}{advice}");
     Err(TensorError::argument(op, reason))
+}
+
+fn limited_log(x: &Tensor) -> Result<Tensor> {
+    x.log()?.clamp_min(-100.0)
 }
 
 /// Returns the first element that is not from 0 to 1.

@@ -57,15 +57,15 @@ use crate::operation::Operation;
 pub(crate) use crate::scopes::entered;
 pub use attention::Attention;
 pub use batch_norm::BatchNormParameters;
-pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
 pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
-pub use loss::{CrossEntropy, LossReduction};
-pub(crate) use norm::weighted;
+pub use loss::CrossEntropy;
 pub use pad::PadMode;
 pub use pool::Pool;
+
+pub use crate::operation::LossReduction;
 
 /// All operations, by the files that declare them.
 pub static OPERATIONS: &[&[Operation]] = &[

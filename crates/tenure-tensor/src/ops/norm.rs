@@ -9,6 +9,7 @@ use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu;
+use crate::cpu::batch_norm::weighted;
 use crate::cpu::norm::{
     NormRows, NormalizeBackward, NormalizeKernel, NormalizeRows, NormalizeRowsBackward, NormalizeSums,
 };
@@ -264,11 +265,6 @@ fn normalized(
     NORMALIZE.find(x.device().kind(), x.dtype())?(&iter)?;
     drop(iter);
     Ok(out)
-}
-
-/// Multiplies with the weight, if there is one, in the tensor's dtype.
-pub(crate) fn weighted(tensor: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
-    weight.map_or_else(|| Ok(tensor.clone()), |weight| tensor.mul(&weight.to_dtype(tensor.dtype())?))
 }
 
 /// Sums a gradient, and its products with the deviations from a group's mean, over the length.

@@ -18,16 +18,20 @@ use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 /// [`TensorError::Broadcast`].
 pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Result<SmallVec<[usize; 5]>> {
     let rank = left.len().max(right.len());
-    let size = |sizes: &[usize], from_end: usize| sizes.len().checked_sub(from_end).map_or(1, |dim| sizes[dim]);
     (1..=rank)
         .rev()
-        .map(|from_end| match (size(left, from_end), size(right, from_end)) {
+        .map(|from_end| match (size_from_end(left, from_end), size_from_end(right, from_end)) {
             (a, b) if a == b => Ok(a),
             (1, b) => Ok(b),
             (a, 1) => Ok(a),
             _ => Err(TensorError::Broadcast { op, left: left.to_vec(), right: right.to_vec(), dim: from_end }),
         })
         .collect()
+}
+
+/// Returns a size by its distance from the end; 1 before the first.
+fn size_from_end(sizes: &[usize], from_end: usize) -> usize {
+    sizes.len().checked_sub(from_end).map_or(1, |dim| sizes[dim])
 }
 
 /// Returns the dtype that operands are computed in, promoted as in PyTorch.

@@ -111,8 +111,13 @@ fn scatter_add(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> R
 
 fn scatter_(input: &Tensor, dim: isize, index: &Tensor, source: Value<'_>) -> Result<()> {
     let (index, source) = input.scatter_operands("scatter_", index, source)?;
-    let write = || input.scatter_raw("scatter_", dim, &index, &source, false);
-    attach_in_place(input, "scatter_", &[input, &source], write, |saver| scatter_formula(saver, dim, &index, false))
+    attach_in_place(
+        input,
+        "scatter_",
+        &[input, &source],
+        || input.scatter_raw("scatter_", dim, &index, &source, false),
+        |saver| scatter_formula(saver, dim, &index, false),
+    )
 }
 
 fn scatter_add_(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<()> {

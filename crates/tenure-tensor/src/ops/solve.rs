@@ -133,10 +133,10 @@ fn linalg_solve_triangular(
     const OP: &str = "linalg.solve_triangular";
     let _op = entered("linalg_solve_triangular");
     let [a, b] = operands(OP, &raise(input)?, &raise(other)?, left)?;
-    let triangle = |is_upper| Triangle { is_upper, is_unit: unitriangular };
+    let triangle = Triangle { is_upper: upper == left, is_unit: unitriangular };
     match left {
-        true => solved_triangle(&a, &b, triangle(upper)),
-        false => solved_triangle(&a.mt()?, &b.mt()?, triangle(!upper))?.mt(),
+        true => solved_triangle(&a, &b, triangle),
+        false => solved_triangle(&a.mt()?, &b.mt()?, triangle)?.mt(),
     }
 }
 

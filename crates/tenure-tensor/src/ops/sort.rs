@@ -179,13 +179,9 @@ fn quantile(input: &Tensor, q: Value<'_>, dim: Option<isize>, keep: bool, interp
 /// Returns the fractions of a quantile as a tensor like the input, after checking them.
 fn fractions(input: &Tensor, q: Value<'_>) -> Result<Tensor> {
     let dtype = computed(input.dtype());
-    let check = |given: &[f64]| match given.iter().find(|q| !(0.0..=1.0).contains(*q)) {
-        Some(q) => Err(TensorError::argument("quantile", format!("q must be from 0 to 1, got {q}"))),
-        None => Ok(()),
-    };
     let q = match q {
         Value::Number(q) => {
-            check(&[q.to_f64()])?;
+            check_fractions(&[q.to_f64()])?;
             return Tensor::full(&[], q.to_f64(), dtype, input.device());
         }
         Value::Tensor(q) => q,
@@ -196,7 +192,7 @@ fn fractions(input: &Tensor, q: Value<'_>) -> Result<Tensor> {
         return Err(TensorError::shape("quantile", reason));
     }
     if q.device().is_cpu() {
-        check(&q.detach().to_dtype(DType::F64)?.contiguous()?.to_vec::<f64>()?)?;
+        check_fractions(&q.detach().to_dtype(DType::F64)?.contiguous()?.to_vec::<f64>()?)?;
     }
     q.to_dtype(dtype)?.to_device(input.device())
 }
@@ -204,6 +200,13 @@ fn fractions(input: &Tensor, q: Value<'_>) -> Result<Tensor> {
 fn no_elements(op: &'static str, input: &Tensor, dim: Option<isize>) -> TensorError {
     let along = dim.map_or_else(String::new, |dim| format!(" along dimension {dim}"));
     TensorError::shape(op, format!("sizes {:?} have no elements{along}", input.sizes()))
+}
+
+fn check_fractions(fractions: &[f64]) -> Result<()> {
+    match fractions.iter().find(|q| !(0.0..=1.0).contains(*q)) {
+        Some(q) => Err(TensorError::argument("quantile", format!("q must be from 0 to 1, got {q}"))),
+        None => Ok(()),
+    }
 }
 
 /// Returns elements that are in the same order: floats, or `int64` for all others.

@@ -256,11 +256,11 @@ fn permute(input: &Tensor, dims: &[isize]) -> Result<Tensor> {
 }
 
 fn movedim(input: &Tensor, from: &[isize], to: &[isize]) -> Result<Tensor> {
-    let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
-        dims.iter().map(|dim| input.existing_dim("movedim", *dim)).collect()
-    };
-    let sources = wrap(from)?;
-    let places = wrap(to)?;
+    let [sources, places] = [from, to].map(|dims| {
+        dims.iter().map(|dim| input.existing_dim("movedim", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()
+    });
+    let sources = sources?;
+    let places = places?;
     let mut moves: SmallVec<[(usize, usize); 5]> = places.into_iter().zip(sources.iter().copied()).collect();
     moves.sort_unstable();
     let mut order: Vec<isize> = (0..input.rank() as isize).collect();

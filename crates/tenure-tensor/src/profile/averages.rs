@@ -153,12 +153,15 @@ impl Profile {
     /// Returns the figures of each span without those of the spans within.
     fn own_sums(&self) -> Vec<Sums> {
         let indices = self.indices();
-        let of_memory = |span: &Span| {
-            let of =
-                |is_cpu| span.memory.iter().filter(|(device, _)| device.is_cpu() == is_cpu).map(|(_, it)| it).sum();
-            Sums { device: Duration::ZERO, cpu_bytes: of(true), device_bytes: of(false) }
-        };
-        let mut sums: Vec<Sums> = self.spans.iter().map(of_memory).collect();
+        let mut sums: Vec<Sums> = self
+            .spans
+            .iter()
+            .map(|span: &Span| {
+                let of =
+                    |is_cpu| span.memory.iter().filter(|(device, _)| device.is_cpu() == is_cpu).map(|(_, it)| it).sum();
+                Sums { device: Duration::ZERO, cpu_bytes: of(true), device_bytes: of(false) }
+            })
+            .collect();
         for activity in &self.activities {
             if let Some(at) = activity.cause.and_then(|cause| indices.get(&cause)) {
                 sums[*at].device += time(activity);

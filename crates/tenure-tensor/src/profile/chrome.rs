@@ -212,10 +212,9 @@ fn arguments(span: &Span) -> Value {
         arguments["Sequence number"] = json!(node);
     }
     if !span.inputs.is_empty() {
-        let of = |describe: &dyn Fn(&super::InputShape) -> Value| span.inputs.iter().map(describe).collect::<Vec<_>>();
-        arguments["Input Dims"] = of(&|input| json!(input.sizes)).into();
-        arguments["Input type"] = of(&|input| input.dtype.to_string().into()).into();
-        arguments["Input names"] = of(&|input| input.parameter.into()).into();
+        arguments["Input Dims"] = span.inputs.iter().map(|input| json!(input.sizes)).collect();
+        arguments["Input type"] = span.inputs.iter().map(|input| json!(input.dtype.to_string())).collect();
+        arguments["Input names"] = span.inputs.iter().map(|input| json!(input.parameter)).collect();
     }
     if !span.memory.is_empty() {
         let bytes = span.memory.iter().map(|(device, bytes)| (device.to_string(), json!(bytes)));

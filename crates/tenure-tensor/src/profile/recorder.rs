@@ -225,19 +225,19 @@ impl RecorderState {
 
 /// Returns the kinds of the tensors among an operation's arguments.
 fn shapes(operation: &'static Operation, arguments: &[Argument<'_>]) -> Vec<InputShape> {
-    let shape = |parameter, tensor: &Tensor| InputShape {
-        parameter,
-        sizes: tensor.sizes().to_vec(),
-        dtype: tensor.dtype(),
-        device: tensor.device(),
-    };
     let mut shapes = Vec::new();
     for (parameter, argument) in operation.parameters.iter().zip(arguments) {
-        match argument {
-            Argument::Tensor(tensor) => shapes.push(shape(parameter.name, tensor)),
-            Argument::Tensors(tensors) => shapes.extend(tensors.iter().map(|tensor| shape(parameter.name, tensor))),
-            _ => {}
-        }
+        let tensors = match argument {
+            Argument::Tensor(tensor) => std::slice::from_ref(tensor),
+            Argument::Tensors(tensors) => tensors,
+            _ => &[],
+        };
+        shapes.extend(tensors.iter().map(|tensor| InputShape {
+            parameter: parameter.name,
+            sizes: tensor.sizes().to_vec(),
+            dtype: tensor.dtype(),
+            device: tensor.device(),
+        }));
     }
     shapes
 }
