@@ -243,12 +243,15 @@ fn a_graph_keeps_outside_tensors_for_its_replays() {
     }
 }
 
+fn first(tensor: Tensor) -> Result<f32, TensorError> {
+    Ok(tensor.detach().to_dtype(DType::F32)?.to_vec()?[0])
+}
+
 #[test]
 fn later_operations_see_the_writes_of_a_replay() -> Result<()> {
     for (_alone, device, _) in devices() {
         let weights = Tensor::ones(&[16, 16], DType::F32, device)?.requires_grad_(true)?;
         let x = Tensor::ones(&[16, 16], DType::F32, device)?;
-        let first = |tensor: Tensor| Ok::<_, TensorError>(tensor.detach().to_dtype(DType::F32)?.to_vec::<f32>()?[0]);
         let _autocast = Autocast::enter(DType::BF16);
         // Converted parameters are kept until they are written to.
         let (mut step, ()) = Captured::new(device, || autograd::no_grad(|| weights.add_(1)).map(drop))?;
@@ -274,12 +277,15 @@ fn later_operations_see_the_writes_of_a_replay() -> Result<()> {
     Ok(())
 }
 
+fn draw(device: Device) -> Vec<u8> {
+    Tensor::rand(&[9], DType::F32, device, &Generator::default()).unwrap().to_bytes().unwrap()
+}
+
 #[test]
 fn a_device_draws_from_a_generator_of_its_own() {
     let (_alone, device, _) = alone();
     random::manual_seed(6);
     let states = || [Device::CPU, device].map(|device| random::default_generator(device).state());
-    let draw = |device| Tensor::rand(&[9], DType::F32, device, &Generator::default()).unwrap().to_bytes().unwrap();
     let begin = states();
     assert_eq!(begin[0], begin[1]);
     let drawn = draw(device);
@@ -302,12 +308,12 @@ fn the_first_draws_of_a_device_in_a_captured_checkpoint_repeat() {
     let (_alone, device, _) = alone();
     let x = Tensor::ones(&[50], DType::F32, device).unwrap().requires_grad_(true).unwrap();
     random::manual_seed(7);
-    let work = || {
+    let (mut captured, [y, grad]) = Captured::new(device, || {
         let y = autograd::checkpoint(&[&x], |x| Ok(vec![x[0].dropout(0.5, true)?.mul(&x[0])?]))?;
         autograd::backward(&[&y[0]], &[Some(&y[0].ones_like()?)], BackwardOptions::default())?;
         Ok::<_, TensorError>([y[0].detach(), x.set_grad(None)?.expect("it requires one")])
-    };
-    let (mut captured, [y, grad]) = Captured::new(device, work).unwrap();
+    })
+    .unwrap();
     let mut drawn = Vec::new();
     for _ in 0..3 {
         captured.replay().unwrap();

@@ -26,9 +26,12 @@ fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
         * n.sqrt()
 }
 
+fn density(x: f64) -> f64 {
+    (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
+}
+
 /// Returns the normal distribution function, by Simpson's rule.
 fn normal_below(x: f64) -> f64 {
-    let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let steps = 64;
     let width = x / 64.0;
     let sum = (0..=steps).map(|i| match i {
@@ -227,12 +230,15 @@ fn a_thread_draws_from_a_generator_of_its_own() {
     assert_eq!(random::default_generator(Device::CPU).state(), before);
 }
 
+fn product(factor: u32, word: u32) -> u64 {
+    u64::from(factor) * u64::from(word)
+}
+
 /// Computes Philox4x32-10 as its paper defines it.
 fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut words = counter;
     let mut key = key;
     for _ in 0..10 {
-        let product = |factor: u32, word: u32| u64::from(factor) * u64::from(word);
         let first = product(0xd251_1f53, words[0]);
         let second = product(0xcd9e_8d57, words[2]);
         words = [

@@ -79,6 +79,11 @@ fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
     }
 }
 
+fn assert_grad(x: &Tensor, factor: f32) {
+    let found = x.grad().unwrap().to_vec::<f32>().unwrap();
+    assert!(found.iter().enumerate().all(|(number, found)| *found == factor * number as f32));
+}
+
 #[test]
 fn backward_waits_where_gradients_change_the_device() {
     let on_the_side = |device: Device, memory: &DeviceMemory| {
@@ -93,22 +98,18 @@ fn backward_waits_where_gradients_change_the_device() {
         lead(&side, &main);
         (x, y)
     };
-    let check = |x: &Tensor, factor: f32| {
-        let found = x.grad().unwrap().to_vec::<f32>().unwrap();
-        assert!(found.iter().enumerate().all(|(number, found)| *found == factor * number as f32));
-    };
     // The path goes over the CPU, from where the gradient comes in another dtype and is still to be summed up.
     for (device, memory) in devices(11) {
         let (x, y) = on_the_side(device, memory);
         let copy = Tensor::zeros(&[5, 100], DType::F64, Device::CPU).unwrap();
         copy.copy_(&y).unwrap();
         copy.sum_all().unwrap().backward().unwrap();
-        check(&x, 10.0);
+        assert_grad(&x, 10.0);
     }
     for ((device, memory), (other, _)) in devices(12).zip(devices(13)).filter(|_| !is_real()) {
         let (x, y) = on_the_side(device, memory);
         backward(&y.to_device(other).unwrap().mul(3.0).unwrap()).unwrap();
-        check(&x, 6.0);
+        assert_grad(&x, 6.0);
     }
 }
 

@@ -63,10 +63,13 @@ fn a_hook_that_fails_ends_the_way_back() {
     assert!(x.grad().is_none());
 }
 
+fn say(tensor: &Tensor) -> String {
+    tensor.sum_all().unwrap().backward().unwrap_err().to_string()
+}
+
 #[test]
 fn a_hook_that_changes_the_kind_of_a_gradient_is_told() {
     let x = leaf(&[1.0, 2.0, 3.0]);
-    let say = |tensor: &Tensor| tensor.sum_all().unwrap().backward().unwrap_err().to_string();
     let middle = x.mul(2.0).unwrap();
     middle.register_hook(|grad: &Tensor| grad.expand(&[2, 3]).map(Some)).unwrap();
     assert_eq!(

@@ -97,10 +97,13 @@ pub(crate) fn operations() -> BTreeSet<String> {
     lines.flat_map(|line| declared(line.trim())).collect()
 }
 
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(is_of_word)
+}
+
 /// Returns the operations that a line of source declares: `pub fn NAME`, or in a macro's list `NAME = kernels::KERNEL`
 /// or `NAME / NAME_ = kernels::KERNEL`.
 fn declared(line: &str) -> Vec<String> {
-    let is_name = |text: &str| !text.is_empty() && text.chars().all(is_of_word);
     if let Some(rest) = line.strip_prefix("pub fn ") {
         let name: String = rest.chars().take_while(|letter| is_of_word(*letter)).collect();
         return if name.is_empty() { vec![] } else { vec![name] };

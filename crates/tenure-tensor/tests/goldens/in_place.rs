@@ -24,7 +24,10 @@ pub(crate) const IN_PLACE: &[Case] = &[
 ];
 
 fn arithmetic(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [a, b, c, d] = [x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?];
+    let a = x[0].mul(2)?;
+    let b = x[0].mul(2)?;
+    let c = x[0].mul(2)?;
+    let d = x[0].mul(2)?;
     a.add_(&x[1])?;
     b.sub_(&x[1])?;
     c.mul_(&x[1])?;
@@ -40,7 +43,10 @@ fn itself(x: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn fused(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [p, q, r, s] = [x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?];
+    let p = x[0].mul(2)?;
+    let q = x[0].mul(2)?;
+    let r = x[0].mul(2)?;
+    let s = x[0].mul(2)?;
     p.add_scaled_(&x[1], -3)?;
     q.addcmul_(&x[1], &x[2], 0.5)?;
     r.addcdiv_(&x[1], &x[2], 0.5)?;

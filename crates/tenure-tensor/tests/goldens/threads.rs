@@ -48,6 +48,10 @@ fn threads_do_not_change_a_bit() {
     assert!(left.is_empty(), "no case of these grew: {left:?}");
 }
 
+fn ratio(now: usize, then: usize) -> f64 {
+    now as f64 / then.max(1) as f64
+}
+
 /// Multiplies some sizes of a sample's inputs until they are large. Returns `None` if the function does not accept
 /// them.
 fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -> Option<Vec<Tensor>> {
@@ -62,7 +66,6 @@ fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -
             return Some(inputs);
         }
         // Four sizes are assumed to grow at first; later steps infer the number from the step before.
-        let ratio = |now: usize, then: usize| now as f64 / then.max(1) as f64;
         let power = before.map_or(4.0, |(then, had)| ratio(elements, had).ln() / ratio(factor, then).ln());
         let further = ratio(ELEMENTS, elements).powf(1.0 / power.max(1.0)).min(8.0);
         let next = ((factor as f64 * further).ceil() as usize).max(factor + 1);

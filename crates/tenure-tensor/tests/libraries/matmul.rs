@@ -23,13 +23,16 @@ fn check(what: &str, a: &Tensor, b: &Tensor, view: impl Fn(&Tensor, usize) -> Te
     assert_near(what, &found, &expected, tolerance(a.dtype()));
 }
 
+fn sizes(rows: usize, columns: usize, is_transposed: bool) -> [usize; 2] {
+    if is_transposed { [columns, rows] } else { [rows, columns] }
+}
+
 #[test]
 fn any_sizes_and_orders() {
     for dtype in DTYPES {
         for [m, k, n] in [[1, 1, 1], [64, 64, 64], [5, 7, 3], [1, 300, 9], [9, 300, 1], [130, 33, 70], [256, 512, 128]]
         {
             for transposed in 0..4 {
-                let sizes = |rows, columns, is| if is { [columns, rows] } else { [rows, columns] };
                 let is = [transposed & 1 != 0, transposed & 2 != 0];
                 let a = numbers(&sizes(m, k, is[0]), dtype, 1);
                 let b = numbers(&sizes(k, n, is[1]), dtype, 2);
@@ -92,10 +95,13 @@ fn parts_of_larger_matrices() {
     }
 }
 
+fn whole(x: &Tensor, _: usize) -> Tensor {
+    x.clone()
+}
+
 #[test]
 fn batches() {
     for dtype in DTYPES {
-        let whole = |x: &Tensor, _: usize| x.clone();
         check("one batch", &numbers(&[6, 10, 20], dtype, 1), &numbers(&[6, 20, 30], dtype, 2), whole);
         check("a matrix for all", &numbers(&[6, 10, 20], dtype, 1), &numbers(&[20, 30], dtype, 2), whole);
         check("all of a matrix", &numbers(&[10, 20], dtype, 1), &numbers(&[6, 20, 30], dtype, 2), whole);

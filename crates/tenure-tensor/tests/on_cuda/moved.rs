@@ -72,23 +72,26 @@ fn tensors_are_joined_in_any_layout() {
     }
 }
 
+fn generator(seed: u64) -> Generator {
+    Generator::new(seed << 33 | 7)
+}
+
 #[test]
 fn random_bits_are_those_of_the_cpu() {
     for count in [1, 7, 1000, 4099] {
         for dtype in FLOATS {
-            let of = |seed: u64| Generator::new(seed << 33 | 7);
-            check("rand", 0.0, |device| Ok(vec![Tensor::rand(&[count], dtype, device, &of(1))?]));
+            check("rand", 0.0, |device| Ok(vec![Tensor::rand(&[count], dtype, device, &generator(1))?]));
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 2e-6 };
             // Near a boundary, a 16-bit float may be rounded the other way.
             let tolerance = if dtype.size() == 2 { 8e-3 } else { tolerance };
-            check("randn", tolerance, |device| Ok(vec![Tensor::randn(&[count], dtype, device, &of(2))?]));
+            check("randn", tolerance, |device| Ok(vec![Tensor::randn(&[count], dtype, device, &generator(2))?]));
             check("dropout", 0.0, |device| {
                 tenure_tensor::random::manual_seed(3);
                 Ok(vec![normal(&[count], dtype, device)?.dropout(0.3, true)?])
             });
             check("bernoulli", 0.0, |device| {
-                let probabilities = Tensor::rand(&[count], dtype, Device::CPU, &of(4))?.to_device(device)?;
-                Ok(vec![probabilities.bernoulli(&of(5))?])
+                let probabilities = Tensor::rand(&[count], dtype, Device::CPU, &generator(4))?.to_device(device)?;
+                Ok(vec![probabilities.bernoulli(&generator(5))?])
             });
         }
         for dtype in [DType::U8, DType::I32, DType::I64, DType::F32, DType::Bool] {
@@ -268,19 +271,22 @@ fn copies_in_place_come_from_any_device() {
     assert_eq!(turned.to_vec::<f32>().unwrap(), x.to_vec::<f32>().unwrap());
 }
 
+fn error(result: Result<Tensor>) -> TensorError {
+    result.and_then(|tensor| tensor.to_vec::<f32>()).unwrap_err()
+}
+
 #[test]
 fn errors_are_reported_later() {
     let _alone = in_use_alone();
     let index = Tensor::from_slice(&[0_i64, 9, 1], &[3]).unwrap().to_device(cuda()).unwrap();
     let table = Tensor::zeros(&[4, 2], DType::F32, cuda()).unwrap();
-    let one = |result: Result<Tensor>| result.and_then(|tensor| tensor.to_vec::<f32>()).unwrap_err();
     let rows = Tensor::ones(&[3, 2], DType::F32, cuda()).unwrap();
-    for error in [one(table.embedding(&index)), one(table.index_add(0, &index, &rows))] {
+    for error in [error(table.embedding(&index)), error(table.index_add(0, &index, &rows))] {
         let TensorError::Late(error) = error else { panic!("{error}") };
         assert!(matches!(*error, TensorError::Index { index: 9, size: 4, .. }), "{error}");
     }
     let half = Tensor::full(&[3], 1.5, DType::F32, cuda()).unwrap();
-    let error = one(half.bernoulli(&Generator::new(0))).to_string();
+    let error = error(half.bernoulli(&Generator::new(0))).to_string();
     assert!(error.contains("probabilities are between 0 and 1, got 1.5"), "{error}");
     assert!(table.to_vec::<f32>().is_ok());
     let here = Tensor::from_slice(&[0_i64], &[1]).unwrap();

@@ -41,7 +41,9 @@ fn nothing_is_noted_outside_of_recipes() {
     let count = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&count);
     let inner = Recipes::enter(move |recipe| noted.lock().push(recipe.name));
-    let [a, b, c] = [x.exp().unwrap(), autograd::no_grad(|| x.exp()).unwrap(), x.t().unwrap()];
+    let a = x.exp().unwrap();
+    let b = autograd::no_grad(|| x.exp()).unwrap();
+    let c = x.t().unwrap();
     let written = x.mul(2.0).unwrap();
     written.relu_().unwrap();
     let same = x.contiguous().unwrap().to_dtype(DType::F32).unwrap().dropout(0.5, false).unwrap();

@@ -139,9 +139,12 @@ fn functions_are_near_the_true_ones() {
     sweep("tan", Tensor::tan, f64::tan, 1.0, |x| x.abs() <= REDUCIBLE);
 }
 
+fn inverse_erf(y: f64) -> f64 {
+    Tensor::scalar(y, DType::F64).unwrap().erfinv().unwrap().item().unwrap()
+}
+
 #[test]
 fn the_inverse_of_the_error_function_is_one() {
-    let inverse_erf = |y: f64| Tensor::scalar(y, DType::F64).unwrap().erfinv().unwrap().item::<f64>().unwrap();
     for i in -999..1000 {
         let y = f64::from(i) / 1000.0;
         assert!((libm::erf(inverse_erf(y)) - y).abs() <= 4e-16, "{y}");
@@ -150,6 +153,10 @@ fn the_inverse_of_the_error_function_is_one() {
     assert_eq!(inverse_erf(-1.0), f64::NEG_INFINITY);
     assert!(inverse_erf(1.1).is_nan() && inverse_erf(f64::NAN).is_nan());
     assert!((inverse_erf(1e-12) / 8.862_269_254_527_58e-13 - 1.0).abs() < 1e-14);
+}
+
+fn widened(narrow: &Tensor) -> Vec<f32> {
+    narrow.to_dtype(DType::F32).unwrap().to_vec().unwrap()
 }
 
 /// Compares conversions of many elements with those of the crate `half`, bit for bit; NaN stays NaN.
@@ -165,7 +172,6 @@ fn narrow_floats_convert_as_the_library_does() {
         assert!(to_bf16.to_bits() == bf16.to_bits() || (to_bf16.is_nan() && bf16.is_nan()), "{value:e}");
         assert!(to_f16.to_bits() == f16.to_bits() || (to_f16.is_nan() && f16.is_nan()), "{value:e}");
     }
-    let widened = |narrow: &Tensor| narrow.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap();
     let (bf16s, f16s): (Vec<_>, Vec<_>) =
         (0..=u16::MAX).map(|bits| (bf16::from_bits(bits), f16::from_bits(bits))).unzip();
     let same =

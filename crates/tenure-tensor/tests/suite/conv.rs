@@ -105,11 +105,14 @@ fn a_convolution_is_its_definition() {
     }
 }
 
+fn dot(a: &Tensor, b: &Tensor) -> f64 {
+    a.mul(b).unwrap().sum_all().unwrap().item().unwrap()
+}
+
 /// A convolution is linear in input and weight, so its gradients are its transposes: <conv(x, w), g> = <x, dx> = <w,
 /// dw>, for all x, w and g.
 #[test]
 fn gradients_are_the_transposes() {
-    let dot = |a: &Tensor, b: &Tensor| a.mul(b).unwrap().sum_all().unwrap().item::<f64>().unwrap();
     for case in cases() {
         let x = numbers(&case.input).requires_grad_(true).unwrap();
         let w = numbers(&case.weight).requires_grad_(true).unwrap();

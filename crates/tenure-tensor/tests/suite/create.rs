@@ -66,6 +66,10 @@ fn a_vector_is_used_where_it_is() {
     assert_eq!(error, "from_vec: 1 elements do not fill sizes [2], which hold 2");
 }
 
+fn error(bytes: &[u8], dtype: DType) -> String {
+    Tensor::from_bytes(bytes, &[2], dtype).unwrap_err().to_string()
+}
+
 #[test]
 fn bytes_are_checked_and_need_no_alignment() {
     let bytes: Vec<u8> = std::iter::once(9).chain([1.5_f64, -2.0].into_iter().flat_map(f64::to_ne_bytes)).collect();
@@ -73,7 +77,6 @@ fn bytes_are_checked_and_need_no_alignment() {
     assert_eq!(tensor.to_vec::<f64>().unwrap(), [1.5, -2.0]);
     assert_eq!(tensor.to_bytes().unwrap(), bytes[1..]);
     assert_eq!(Tensor::from_bytes(&[], &[0], DType::Bool).unwrap().to_bytes().unwrap(), [0_u8; 0]);
-    let error = |bytes: &[u8], dtype| Tensor::from_bytes(bytes, &[2], dtype).unwrap_err().to_string();
     assert_eq!(error(&[0, 2], DType::Bool), "from_bytes: a byte of bool is 0 or 1, found another");
     assert_eq!(error(&[0, 2], DType::I32), "from_bytes: 2 bytes do not fill int32 [2], which take 8");
 }

@@ -96,12 +96,15 @@ fn operators_chain() {
     assert_eq!(mask.to_vec::<bool>().unwrap(), [false, true]);
 }
 
+fn said(refused: Result<Tensor, TensorError>) -> String {
+    refused.unwrap_err().to_string()
+}
+
 #[test]
 fn refusals_say_what_to_do() {
     let mask = Tensor::ones(&[2], DType::Bool, Device::CPU).unwrap();
     let three = Tensor::ones(&[3], DType::F32, Device::CPU).unwrap();
     let zero = Tensor::zeros(&[3], DType::I32, Device::CPU).unwrap();
-    let said = |refused: Result<Tensor, TensorError>| refused.unwrap_err().to_string();
     for (refused, advice) in [
         (mask.sub(&mask), "logical_xor()"),
         (mask.neg(), "logical_not()"),

@@ -98,7 +98,8 @@ fn the_arguments_that_observers_see_compute_the_same_through_the_table() {
         images.avg_pool(&Pool { kernel: &[2, 2], padding: &[1], ..Pool::default() }, false)?;
         images.pad(&[1, 2, 0, -1], PadMode::Constant(2.into()))?;
         images.pad(&[1, 2], PadMode::Reflect)?;
-        let [mean, variance] = [filled(&[3]), filled(&[3]).abs()?];
+        let mean = filled(&[3]);
+        let variance = filled(&[3]).abs()?;
         images.batch_norm(Some((&mean, &variance)), Some(&mean), None, false, 0.1, 1e-3)?;
         let norm = BatchNormParameters {
             running: Some((&mean, &variance)),
@@ -109,7 +110,8 @@ fn the_arguments_that_observers_see_compute_the_same_through_the_table() {
             eps: 1e-3,
         };
         images.batch_norm_relu(Some(&images), &norm)?;
-        let [queries, keys] = [filled(&[1, 4, 5, 8]), filled(&[1, 2, 5, 8])];
+        let queries = filled(&[1, 4, 5, 8]);
+        let keys = filled(&[1, 2, 5, 8]);
         queries.attention(&keys, &keys, &Attention { is_causal: true, ..Attention::default() })?;
         let classes = Tensor::from_slice(&[1_i64, 0], &[2])?;
         filled(&[2, 3]).cross_entropy(&classes, &CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() })?;

@@ -63,9 +63,12 @@ fn tiles_are_what_small_products_are() {
     }
 }
 
+fn zeros(sizes: &[usize]) -> Tensor {
+    Tensor::zeros(sizes, DType::F32, Device::CPU).unwrap()
+}
+
 #[test]
 fn errors_say_what_does_not_fit() {
-    let zeros = |sizes: &[usize]| Tensor::zeros(sizes, DType::F32, Device::CPU).unwrap();
     let a = zeros(&[2, 3]);
     let b = zeros(&[2, 3]);
     let q = numbers(&[1, 3, 2, 4], 1);

@@ -66,12 +66,15 @@ fn threads_do_not_change_a_bit() {
     }
 }
 
+fn exact(values: Vec<f32>) -> f64 {
+    values.into_iter().map(f64::from).sum()
+}
+
 #[test]
 fn sums_do_not_lose_digits() {
     let n = 1 << 20;
     for sizes in [[n, 1], [1, n], [1024, 1024], [n / 4, 4]] {
         let x = noise(&sizes).add(1.0).unwrap();
-        let exact = |values: Vec<f32>| values.iter().map(|value| f64::from(*value)).sum::<f64>();
         let expected = exact(x.to_vec().unwrap());
         let all = f64::from(x.sum_all().unwrap().item::<f32>().unwrap());
         let columns = exact(x.sum(&[0], false).unwrap().to_vec().unwrap());
@@ -108,7 +111,8 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
         let grad = noise(&[4, 8, 5, 5]).to_dtype(dtype).unwrap();
         for (training, around) in [(true, false), (true, true), (false, false), (false, true)] {
             let found = [false, true].map(|at_once| {
-                let [mean, variance] = [noise(&[8]), noise(&[8]).abs().unwrap()];
+                let mean = noise(&[8]);
+                let variance = noise(&[8]).abs().unwrap();
                 let weight = Some(weight);
                 let bias = Some(bias);
                 let running = Some((&mean, &variance));
@@ -133,9 +137,12 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
     }
 }
 
+fn said(result: Result<Tensor>) -> String {
+    result.err().unwrap().to_string()
+}
+
 #[test]
 fn errors_say_what_to_do() {
-    let said = |result: Result<Tensor>| result.err().unwrap().to_string();
     let x = noise(&[2, 3]);
     let integers = Tensor::from_slice(&[0_i64, 5], &[2]).unwrap();
     let error = said(integers.mean_all());

@@ -84,10 +84,13 @@ fn an_index_that_is_not_there_changes_nothing() {
     assert_eq!(target.version(), 0);
 }
 
+fn said(found: Result<Tensor, TensorError>) -> String {
+    found.unwrap_err().to_string()
+}
+
 #[test]
 fn errors_say_what_was_given_and_what_to_do() {
     let x = Tensor::zeros(&[2, 3], DType::F32, CPU).unwrap();
-    let said = |found: Result<Tensor, TensorError>| found.unwrap_err().to_string();
     assert_eq!(said(x.embedding(&index(&[0, 5]))), "embedding: index 5 is out of range for dimension 0 of size 2");
     assert_eq!(said(x.index((index(&[-3]), 0))), "index: index -3 is out of range for dimension 0 of size 2");
     assert_eq!(

@@ -47,8 +47,9 @@ fn long_sequences_are_searched_as_one_by_one() {
         let sequence = Tensor::arange(0, 2 * n, 2, DType::I64, Device::CPU).unwrap();
         let values = Tensor::arange(-2, 2 * n + 2, 1, DType::I64, Device::CPU).unwrap();
         for right in [false, true] {
-            let smaller = |value: i64| (0..n).filter(|at| 2 * at < value || right && 2 * at == value).count() as i64;
-            let expected: Vec<i64> = (-2..2 * n + 2).map(smaller).collect();
+            let expected: Vec<i64> = (-2..2 * n + 2)
+                .map(|value: i64| (0..n).filter(|at| 2 * at < value || right && 2 * at == value).count() as i64)
+                .collect();
             assert_eq!(sequence.searchsorted(&values, right, None).unwrap().to_vec::<i64>().unwrap(), expected, "{n}");
         }
     }

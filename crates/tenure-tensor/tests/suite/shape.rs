@@ -277,10 +277,13 @@ fn a_view_in_another_dtype_shares_the_bytes_and_the_count_of_writes() {
     assert_eq!((wide.sizes(), wide.layout().offset()), (&[1, 1][..], 1));
 }
 
+fn refused(tensor: Tensor, dtype: DType) -> String {
+    tensor.view_dtype(dtype).unwrap_err().to_string()
+}
+
 #[test]
 fn a_view_in_another_dtype_has_whole_elements_and_valid_values() {
     let bytes = Tensor::zeros(&[3, 8], DType::U8, Device::CPU).unwrap();
-    let refused = |tensor: Tensor, dtype| tensor.view_dtype(dtype).unwrap_err().to_string();
     assert!(refused(bytes.narrow(1, 0, 6).unwrap(), DType::I32).contains("do not make whole elements"));
     assert!(
         refused(bytes.narrow(1, 2, 4).unwrap(), DType::I32).contains("do not make whole elements"),

@@ -68,15 +68,18 @@ fn every_operation_is_documented_and_its_parameters_have_names_of_their_own() {
     }
 }
 
+fn name_and_kind(parameter: &Parameter) -> (&'static str, Kind) {
+    (parameter.name, parameter.kind)
+}
+
 #[test]
 fn overloads_differ_in_what_they_take() {
     let mut taken: HashMap<&str, Vec<Vec<(&str, Kind)>>> = HashMap::new();
-    let named = |parameter: &Parameter| (parameter.name, parameter.kind);
     for operation in all() {
         // An argument for every parameter, and for those that have no default.
-        let most: Vec<_> = operation.parameters.iter().map(named).collect();
+        let most: Vec<_> = operation.parameters.iter().map(name_and_kind).collect();
         let least = operation.parameters.iter().filter(|parameter| parameter.default.is_none());
-        let least: Vec<_> = least.map(named).collect();
+        let least: Vec<_> = least.map(name_and_kind).collect();
         let known = taken.entry(operation.name).or_default();
         let is_hidden = known.contains(&least) && known.contains(&most);
         assert!(!is_hidden, "an overload of {} hides this one", operation.name);
@@ -179,11 +182,14 @@ fn random_numbers_come_from_the_generator_that_is_given() {
     assert_ne!(drawn, draw(Argument::None), "the default generator has another seed");
 }
 
+fn refused(name: &str, arguments: &[Argument<'_>]) -> String {
+    call(name, arguments).unwrap_err().to_string()
+}
+
 #[test]
 fn an_argument_of_another_type_is_refused_by_name() {
     let x = matrix();
     let given = Argument::Tensor(&x);
-    let refused = |name: &str, arguments: &[Argument<'_>]| call(name, arguments).unwrap_err().to_string();
     let sum = refused("sum", &[given, int(1), TRUE]);
     assert_eq!(sum, "sum: dim must be a list of integers, got 1");
     let weight = refused("linear", &[given, int(1), Argument::None]);
