@@ -187,11 +187,14 @@ pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usi
 mod tests {
     use super::*;
 
+    fn stated(text: &str) -> usize {
+        default_threads(Some(text.into()))
+    }
+
     #[test]
     fn the_environment_states_the_number_of_threads() {
-        let threads = |stated: &str| default_threads(Some(stated.into()));
-        assert_eq!(["3", " 5 ", "7,2"].map(threads), [3, 5, 7]);
+        assert_eq!(["3", " 5 ", "7,2"].map(stated), [3, 5, 7]);
         let processors = default_threads(None);
-        assert_eq!(["", "0", "-1", "many", "4096"].map(threads), [processors; 5]);
+        assert_eq!(["", "0", "-1", "many", "4096"].map(stated), [processors; 5]);
     }
 }

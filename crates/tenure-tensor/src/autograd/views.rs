@@ -98,11 +98,11 @@ impl ViewLayouts {
     /// Returns both layouts, with offsets relative to the base's first element.
     fn of(view: &Tensor, base: &Tensor) -> Self {
         let first = base.layout().offset();
-        let moved = |layout: &Layout| {
-            let offset = layout.offset().saturating_sub(first);
-            Layout::strided(layout.sizes(), layout.strides(), offset).expect("no larger than it was")
-        };
-        Self { base: moved(base.layout()), view: moved(view.layout()) }
+        let [base, view] = [base, view].map(|tensor| {
+            let offset = tensor.layout().offset().saturating_sub(first);
+            Layout::strided(tensor.sizes(), tensor.strides(), offset).expect("no larger than it was")
+        });
+        Self { base, view }
     }
 
     /// Returns a tensor of the base's sizes with the view's elements replaced by `part`. Both tensors are broadcast, so

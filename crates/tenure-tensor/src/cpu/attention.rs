@@ -7,7 +7,7 @@
 use super::gemm::{Matrix, Multiply};
 use super::math::Math;
 use super::random::{kept, limit};
-use super::{in_f32, scratch, widened};
+use super::{in_f32, scratch, scratch_of, widened};
 use crate::element::Element;
 use crate::geometry::{Dropping, Weighting};
 use crate::kernel::on_cpu;
@@ -78,56 +78,61 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
     let group = queries.sizes()[1] / keys.sizes()[1].max(1);
     let panels = length.div_ceil(P);
     let dropped = weighting.dropout.map(Dropped::new);
-    let workspace = || scratch(|| Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU));
-    threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
-        // The longest parts go first: with a causal mask, later queries see more keys.
-        let head = part / panels;
-        let first = (panels - 1 - part % panels) * P;
-        let at = [head / heads, head % heads];
-        let kv = [at[0], at[1] / group];
-        let lanes = P.min(length - first);
-        let mut access = Access::new("attention", &[workspace], &[])?;
-        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * P);
-        let (scores, sum) = rest.split_at_mut(KEYS * P);
-        let mut largest = [T::of(f64::NEG_INFINITY); P];
-        let mut total = [T::ZERO; P];
-        sum.fill(T::ZERO);
-        // SAFETY: the matrices are the queries, keys and values of a head, and panels of the workspace.
-        unsafe {
-            crate::vectorized(
-                #[inline(always)]
-                || q.head(at).at(first, 0).transpose_to::<P>(query, lanes, width),
-            );
-            let end = if weighting.is_causal { count.min(first + lanes) } else { count };
-            for key in (0..end).step_by(KEYS) {
-                let block = KEYS.min(end - key);
-                score::<T, P>(query, k.head(kv).at(key, 0), scores, [width, block], weighting.scale);
+    let parts = queries.sizes()[0] * heads * panels;
+    let room = (width + KEYS + value_width) * P;
+    threads::for_each_part_with(
+        parts,
+        || scratch_of::<T>(room),
+        |workspace, part| {
+            // The longest parts go first: with a causal mask, later queries see more keys.
+            let head = part / panels;
+            let first = (panels - 1 - part % panels) * P;
+            let at = [head / heads, head % heads];
+            let kv = [at[0], at[1] / group];
+            let lanes = P.min(length - first);
+            let mut access = Access::new("attention", &[workspace], &[])?;
+            let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * P);
+            let (scores, sum) = rest.split_at_mut(KEYS * P);
+            let mut largest = [T::of(f64::NEG_INFINITY); P];
+            let mut total = [T::ZERO; P];
+            sum.fill(T::ZERO);
+            // SAFETY: the matrices are the queries, keys and values of a head, and panels of the workspace.
+            unsafe {
                 crate::vectorized(
                     #[inline(always)]
-                    || {
-                        hide::<T, P>(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
-                        let before = online_softmax(&mut scores[..block * P], &mut largest, &mut total);
-                        for row in sum.chunks_exact_mut(P) {
-                            (0..P).for_each(|lane| row[lane] = row[lane] * before[lane]);
-                        }
-                        if let Some(dropped) = dropped {
-                            let kept = dropped.kept::<P>(head * length + first, key, [lanes, block], count);
-                            dropped.leave_out(&kept, &mut scores[..block * P]);
-                        }
-                    },
+                    || q.head(at).at(first, 0).transpose_to::<P>(query, lanes, width),
                 );
-                accumulate::<T, P>(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
+                let end = if weighting.is_causal { count.min(first + lanes) } else { count };
+                for key in (0..end).step_by(KEYS) {
+                    let block = KEYS.min(end - key);
+                    score::<T, P>(query, k.head(kv).at(key, 0), scores, [width, block], weighting.scale);
+                    crate::vectorized(
+                        #[inline(always)]
+                        || {
+                            hide::<T, P>(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                            let before = online_softmax(&mut scores[..block * P], &mut largest, &mut total);
+                            for row in sum.chunks_exact_mut(P) {
+                                (0..P).for_each(|lane| row[lane] = row[lane] * before[lane]);
+                            }
+                            if let Some(dropped) = dropped {
+                                let kept = dropped.kept::<P>(head * length + first, key, [lanes, block], count);
+                                dropped.leave_out(&kept, &mut scores[..block * P]);
+                            }
+                        },
+                    );
+                    accumulate::<T, P>(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
+                }
+                let share: [T; P] = arrays::map(total, |total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
+                let to = to.head(at).at(first, 0);
+                for lane in 0..lanes {
+                    let row = to.at(lane, 0).data;
+                    (0..value_width).for_each(|i| row.add(i).write(sum[i * P + lane] * share[lane]));
+                    sums.head(at).at(first + lane, 0).data.write(largest[lane] + total[lane].log());
+                }
             }
-            let share: [T; P] = arrays::map(total, |total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
-            let to = to.head(at).at(first, 0);
-            for lane in 0..lanes {
-                let row = to.at(lane, 0).data;
-                (0..value_width).for_each(|i| row.add(i).write(sum[i * P + lane] * share[lane]));
-                sums.head(at).at(first + lane, 0).data.write(largest[lane] + total[lane].log());
-            }
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }
 
 fn backward<T: Multiply + Math>(
@@ -164,93 +169,97 @@ fn backward<T: Multiply + Math>(
         [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
     let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
     let dropped = weighting.dropout.map(Dropped::new);
-    let workspace =
-        || scratch(|| Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU));
-    threads::for_each_part_with(batch * heads * slices, workspace, |workspace, part| {
-        let slice = part % slices;
-        let kv = [part / slices / heads, part / slices % heads];
-        let grown = [slice * batch + kv[0], kv[1]];
-        let mut access = Access::new("attention", &[workspace], &[])?;
-        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
-        let (to_query, rest) = rest.split_at_mut(width * PANEL);
-        let (grads, rest) = rest.split_at_mut(value_width * PANEL);
-        let (weights, to_scores) = rest.split_at_mut(KEYS * PANEL);
-        let panels = (0..group).flat_map(|head| (0..length).step_by(PANEL).map(move |first| (head, first)));
-        for (head, first) in panels.skip(slice).step_by(slices) {
-            let at = [kv[0], kv[1] * group + head];
-            let lanes = PANEL.min(length - first);
-            // Lanes without a query, and queries that see no key, have weights of zero.
-            let mut shift = [T::of(f64::INFINITY); PANEL];
-            let mut inner = [T::ZERO; PANEL];
-            to_query.fill(T::ZERO);
-            // SAFETY: the matrices are the queries, keys, values and gradients of a head, and panels of the workspace;
-            // only this part writes to these queries' gradients and to its own sums.
-            unsafe {
-                let rows = q.head(at).at(first, 0);
-                let rows_of_grad = grad.head(at).at(first, 0);
-                crate::vectorized(
-                    #[inline(always)]
-                    || {
-                        rows.transpose_to::<PANEL>(query, lanes, width);
-                        rows_of_grad.transpose_to::<PANEL>(grads, lanes, value_width);
-                    },
-                );
-                for lane in 0..lanes {
-                    let grad = rows_of_grad.at(lane, 0).data;
-                    let out = out.head(at).at(first + lane, 0).data;
-                    inner[lane] = (0..value_width).fold(T::ZERO, |sum, i| sum + grad.add(i).read() * out.add(i).read());
-                    let sum = sums.head(at).at(first + lane, 0).data.read();
-                    shift[lane] = if sum == T::of(f64::NEG_INFINITY) { T::of(f64::INFINITY) } else { sum };
-                }
-                let end = if weighting.is_causal { count.min(first + lanes) } else { count };
-                for key in (0..end).step_by(KEYS) {
-                    let block = KEYS.min(end - key);
-                    let keys = k.head(kv).at(key, 0);
-                    let values = v.head(kv).at(key, 0);
-                    score::<T, PANEL>(query, keys, weights, [width, block], weighting.scale);
-                    score::<T, PANEL>(grads, values, to_scores, [value_width, block], 1.0);
-                    let scale = T::of(weighting.scale);
+    let room = (2 * width + value_width + 2 * KEYS) * PANEL;
+    threads::for_each_part_with(
+        batch * heads * slices,
+        || scratch_of::<T>(room),
+        |workspace, part| {
+            let slice = part % slices;
+            let kv = [part / slices / heads, part / slices % heads];
+            let grown = [slice * batch + kv[0], kv[1]];
+            let mut access = Access::new("attention", &[workspace], &[])?;
+            let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
+            let (to_query, rest) = rest.split_at_mut(width * PANEL);
+            let (grads, rest) = rest.split_at_mut(value_width * PANEL);
+            let (weights, to_scores) = rest.split_at_mut(KEYS * PANEL);
+            let panels = (0..group).flat_map(|head| (0..length).step_by(PANEL).map(move |first| (head, first)));
+            for (head, first) in panels.skip(slice).step_by(slices) {
+                let at = [kv[0], kv[1] * group + head];
+                let lanes = PANEL.min(length - first);
+                // Lanes without a query, and queries that see no key, have weights of zero.
+                let mut shift = [T::of(f64::INFINITY); PANEL];
+                let mut inner = [T::ZERO; PANEL];
+                to_query.fill(T::ZERO);
+                // SAFETY: the matrices are the queries, keys, values and gradients of a head, and panels of the workspace;
+                // only this part writes to these queries' gradients and to its own sums.
+                unsafe {
+                    let rows = q.head(at).at(first, 0);
+                    let rows_of_grad = grad.head(at).at(first, 0);
                     crate::vectorized(
                         #[inline(always)]
                         || {
-                            hide::<T, PANEL>(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
-                            let head = at[0] * heads * group + at[1];
-                            let mut kept = [[0; PANEL]; KEYS / BITS];
-                            if let Some(dropped) = dropped {
-                                kept = dropped.kept(head * length + first, key, [lanes, block], count);
-                                dropped.leave_out(&kept, &mut to_scores[..block * PANEL]);
-                            }
-                            let rows = weights[..block * PANEL].chunks_exact_mut(PANEL);
-                            for (weights, to_scores) in rows.zip(to_scores.chunks_exact_mut(PANEL)) {
-                                for lane in 0..PANEL {
-                                    let weight = (weights[lane] - shift[lane]).exp();
-                                    weights[lane] = weight;
-                                    to_scores[lane] = weight * (to_scores[lane] - inner[lane]) * scale;
-                                }
-                            }
-                            if let Some(dropped) = dropped {
-                                dropped.leave_out(&kept, &mut weights[..block * PANEL]);
-                            }
+                            rows.transpose_to::<PANEL>(query, lanes, width);
+                            rows_of_grad.transpose_to::<PANEL>(grads, lanes, value_width);
                         },
                     );
-                    let grown_k = to_k.head(grown).at(key, 0).transposed();
-                    let grown_v = to_v.head(grown).at(key, 0).transposed();
-                    let one = T::ONE;
-                    let panel = Matrix::new(weights.as_ptr(), 1, PANEL);
-                    T::multiply([value_width, lanes, block], grown_v, rows_of_grad.transposed(), panel, one, one);
-                    let panel = Matrix::new(to_scores.as_ptr(), 1, PANEL);
-                    T::multiply([width, lanes, block], grown_k, rows.transposed(), panel, one, one);
-                    accumulate::<T, PANEL>(to_query, to_scores, keys, [block, width]);
-                }
-                let to = to_q.head(at).at(first, 0);
-                for lane in 0..lanes {
-                    let row = to.at(lane, 0).data;
-                    (0..width).for_each(|i| row.add(i).write(to_query[i * PANEL + lane]));
+                    for lane in 0..lanes {
+                        let grad = rows_of_grad.at(lane, 0).data;
+                        let out = out.head(at).at(first + lane, 0).data;
+                        inner[lane] =
+                            (0..value_width).fold(T::ZERO, |sum, i| sum + grad.add(i).read() * out.add(i).read());
+                        let sum = sums.head(at).at(first + lane, 0).data.read();
+                        shift[lane] = if sum == T::of(f64::NEG_INFINITY) { T::of(f64::INFINITY) } else { sum };
+                    }
+                    let end = if weighting.is_causal { count.min(first + lanes) } else { count };
+                    for key in (0..end).step_by(KEYS) {
+                        let block = KEYS.min(end - key);
+                        let keys = k.head(kv).at(key, 0);
+                        let values = v.head(kv).at(key, 0);
+                        score::<T, PANEL>(query, keys, weights, [width, block], weighting.scale);
+                        score::<T, PANEL>(grads, values, to_scores, [value_width, block], 1.0);
+                        let scale = T::of(weighting.scale);
+                        crate::vectorized(
+                            #[inline(always)]
+                            || {
+                                hide::<T, PANEL>(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                                let head = at[0] * heads * group + at[1];
+                                let mut kept = [[0; PANEL]; KEYS / BITS];
+                                if let Some(dropped) = dropped {
+                                    kept = dropped.kept(head * length + first, key, [lanes, block], count);
+                                    dropped.leave_out(&kept, &mut to_scores[..block * PANEL]);
+                                }
+                                let rows = weights[..block * PANEL].chunks_exact_mut(PANEL);
+                                for (weights, to_scores) in rows.zip(to_scores.chunks_exact_mut(PANEL)) {
+                                    for lane in 0..PANEL {
+                                        let weight = (weights[lane] - shift[lane]).exp();
+                                        weights[lane] = weight;
+                                        to_scores[lane] = weight * (to_scores[lane] - inner[lane]) * scale;
+                                    }
+                                }
+                                if let Some(dropped) = dropped {
+                                    dropped.leave_out(&kept, &mut weights[..block * PANEL]);
+                                }
+                            },
+                        );
+                        let grown_k = to_k.head(grown).at(key, 0).transposed();
+                        let grown_v = to_v.head(grown).at(key, 0).transposed();
+                        let one = T::ONE;
+                        let panel = Matrix::new(weights.as_ptr(), 1, PANEL);
+                        T::multiply([value_width, lanes, block], grown_v, rows_of_grad.transposed(), panel, one, one);
+                        let panel = Matrix::new(to_scores.as_ptr(), 1, PANEL);
+                        T::multiply([width, lanes, block], grown_k, rows.transposed(), panel, one, one);
+                        accumulate::<T, PANEL>(to_query, to_scores, keys, [block, width]);
+                    }
+                    let to = to_q.head(at).at(first, 0);
+                    for lane in 0..lanes {
+                        let row = to.at(lane, 0).data;
+                        (0..width).for_each(|i| row.add(i).write(to_query[i * PANEL + lane]));
+                    }
                 }
             }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        },
+    )?;
     drop(access);
     for (output, grown) in outputs.into_iter().zip([grown_keys, grown_values]).filter(|_| slices > 1) {
         let sums = [slices as isize, output.numel() as isize];

@@ -103,11 +103,8 @@ fn finish_statistics(statistics: ChannelStatistics<'_>, count: f64, momentum: f6
             scale.copy_raw(&weighted(rstd, Some(weight))?)?;
         }
         let Some((running_mean, running_variance)) = running else { return Ok(()) };
-        let follow = |average: &Tensor, statistic: &Tensor| {
-            average.copy_raw(&average.mul(1.0 - momentum)?.add(&statistic.mul(momentum)?)?)
-        };
-        follow(running_mean, mean)?;
-        follow(running_variance, &variance.mul(count / (count - 1.0))?)
+        follow(running_mean, mean, momentum)?;
+        follow(running_variance, &variance.mul(count / (count - 1.0))?, momentum)
     })
 }
 
@@ -150,4 +147,9 @@ fn gradients(gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
 /// Multiplies with the weight, if there is one, in the tensor's dtype.
 pub(crate) fn weighted(tensor: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
     weight.map_or_else(|| Ok(tensor.clone()), |weight| tensor.mul(&weight.to_dtype(tensor.dtype())?))
+}
+
+/// Moves a running average towards a statistic.
+fn follow(average: &Tensor, statistic: &Tensor, momentum: f64) -> Result<()> {
+    average.copy_raw(&average.mul(1.0 - momentum)?.add(&statistic.mul(momentum)?)?)
 }

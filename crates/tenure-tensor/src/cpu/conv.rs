@@ -8,7 +8,7 @@ use super::depthwise_conv::Grid;
 use super::gemm::{Matrix, Multiply};
 use super::im2col::{Im2col, ImageStrides, PANEL, SLACK};
 use super::shared_memory::{DisjointSlice, unbound};
-use super::{in_f32, scratch, widened};
+use super::{in_f32, scratch, scratch_of, widened};
 use crate::geometry::Geometry;
 use crate::kernel::on_cpu;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
@@ -177,65 +177,69 @@ fn im2col_product<T: Multiply>(
     let gathered = gathered.as_ref().map(|_| access.slice::<T>(reads.len() - 1)).transpose()?;
 
     let room = if gathered.is_some() { 0 } else { PITCH * channels_together * taps };
-    let workspace = || scratch(|| Tensor::empty(&[room + PANEL * rows_together], T::DTYPE, Device::CPU));
-    threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
-        let group = part / (row_parts * panel_parts);
-        let row_part = part / panel_parts % row_parts;
-        let panel_part = part % panel_parts;
-        let first_row = row_part * rows_together;
-        let row_count = rows_together.min(rows - first_row);
-        let first_panel = panel_part * panels_together;
-        let mut access = Access::new("conv", &[workspace], &[])?;
-        let (workspace, tile) = access.slice_mut::<T>(0)?.split_at_mut(room);
-        for panel in first_panel..panels.min(first_panel + panels_together) {
-            let width = PANEL.min(pixels - panel * PANEL);
-            let runs = im2col.runs(panel * PANEL..panel * PANEL + width);
-            if inner == 0 {
-                tile.fill(T::ZERO);
-            }
-            for channel in (0..channels).step_by(channels_together) {
-                let channel_count = channels_together.min(channels - channel);
-                let columns = match gathered {
-                    Some(gathered) => &gathered[((group * panels + panel) * channels + channel) * taps * PITCH..],
-                    None => {
-                        let images = &source[(group * channels + channel) * from.channel..];
-                        crate::vectorized(
-                            #[inline(always)]
-                            || im2col.gather(&runs, images, from, channel_count, workspace, PITCH),
-                        );
-                        &*workspace
-                    }
-                };
-                for row in (0..row_count).step_by(ROWS) {
-                    let weight = ((group * rows + first_row + row) * channels + channel) * taps;
-                    let beta = if channel == 0 { T::ZERO } else { T::ONE };
-                    // SAFETY: the operands are the gathered columns, and rows of the weights and of the tile.
-                    unsafe {
-                        T::multiply(
-                            [width, channel_count * taps, ROWS.min(row_count - row)],
-                            Matrix::new(tile[row * PANEL..].as_ptr(), 1, PANEL),
-                            Matrix::new(columns.as_ptr(), 1, PITCH),
-                            Matrix::new(weights[weight..].as_ptr(), 1, inner),
-                            T::ONE,
-                            beta,
-                        );
+    let elements = room + PANEL * rows_together;
+    threads::for_each_part_with(
+        groups * row_parts * panel_parts,
+        || scratch_of::<T>(elements),
+        |workspace, part| {
+            let group = part / (row_parts * panel_parts);
+            let row_part = part / panel_parts % row_parts;
+            let panel_part = part % panel_parts;
+            let first_row = row_part * rows_together;
+            let row_count = rows_together.min(rows - first_row);
+            let first_panel = panel_part * panels_together;
+            let mut access = Access::new("conv", &[workspace], &[])?;
+            let (workspace, tile) = access.slice_mut::<T>(0)?.split_at_mut(room);
+            for panel in first_panel..panels.min(first_panel + panels_together) {
+                let width = PANEL.min(pixels - panel * PANEL);
+                let runs = im2col.runs(panel * PANEL..panel * PANEL + width);
+                if inner == 0 {
+                    tile.fill(T::ZERO);
+                }
+                for channel in (0..channels).step_by(channels_together) {
+                    let channel_count = channels_together.min(channels - channel);
+                    let columns = match gathered {
+                        Some(gathered) => &gathered[((group * panels + panel) * channels + channel) * taps * PITCH..],
+                        None => {
+                            let images = &source[(group * channels + channel) * from.channel..];
+                            crate::vectorized(
+                                #[inline(always)]
+                                || im2col.gather(&runs, images, from, channel_count, workspace, PITCH),
+                            );
+                            &*workspace
+                        }
+                    };
+                    for row in (0..row_count).step_by(ROWS) {
+                        let weight = ((group * rows + first_row + row) * channels + channel) * taps;
+                        let beta = if channel == 0 { T::ZERO } else { T::ONE };
+                        // SAFETY: the operands are the gathered columns, and rows of the weights and of the tile.
+                        unsafe {
+                            T::multiply(
+                                [width, channel_count * taps, ROWS.min(row_count - row)],
+                                Matrix::new(tile[row * PANEL..].as_ptr(), 1, PANEL),
+                                Matrix::new(columns.as_ptr(), 1, PITCH),
+                                Matrix::new(weights[weight..].as_ptr(), 1, inner),
+                                T::ONE,
+                                beta,
+                            );
+                        }
                     }
                 }
+                let first = group * rows + first_row;
+                let images = target.at(first, 0).data;
+                crate::vectorized(
+                    #[inline(always)]
+                    // SAFETY: these are channels of the output; only this part writes to this panel's pixels.
+                    || unsafe {
+                        im2col.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, |row| {
+                            biases.map_or(T::ZERO, |biases| biases[first + row])
+                        });
+                    },
+                );
             }
-            let first = group * rows + first_row;
-            let images = target.at(first, 0).data;
-            crate::vectorized(
-                #[inline(always)]
-                // SAFETY: these are channels of the output; only this part writes to this panel's pixels.
-                || unsafe {
-                    im2col.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, |row| {
-                        biases.map_or(T::ZERO, |biases| biases[first + row])
-                    });
-                },
-            );
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }
 
 /// Gathers the pixels that the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.

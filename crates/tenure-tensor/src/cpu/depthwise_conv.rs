@@ -148,37 +148,41 @@ impl<'a> Grid<'a> {
         let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
         let jobs = out.sizes()[0] * groups;
         // The zeros around the images are never overwritten.
-        let workspace = || scratch(|| Tensor::zeros(&[channels * places + rows * run], T::DTYPE, Device::CPU));
-        threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
-            let mut access = Access::new("conv", &[workspace], &[])?;
-            let (grid, sums) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
-            for job in part * together..jobs.min((part + 1) * together) {
-                let image = job / groups;
-                let group = job % groups;
-                for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
-                    self.load(&images[image * from.image + (group * channels + channel) * from.channel..], grid);
-                }
-                let weights = &weights[group * rows * inner..][..rows * inner];
-                vectorized!(self.sum_up(grid, weights, sums));
-                for (row, sums) in (group * rows..).zip(sums.chunks_exact(run)) {
-                    let bias = biases.map_or(T::ZERO, |biases| biases[row]);
-                    let count = self.im2col.count[2];
-                    let step = self.im2col.step[2];
-                    for (place, pixel) in self.rows() {
-                        let first = image * to.image + row * to.channel + pixel;
-                        // SAFETY: these are pixels of a channel of an image, which only this job writes.
-                        let to = unsafe { results.range(first..first + (count - 1) * step + 1) };
-                        let sums = &sums[place..][..count];
-                        if step == 1 {
-                            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
-                        } else {
-                            to.iter_mut().step_by(step).zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
+        let room = channels * places + rows * run;
+        threads::for_each_part_with(
+            jobs.div_ceil(together),
+            || zeros::<T>(room),
+            |workspace, part| {
+                let mut access = Access::new("conv", &[workspace], &[])?;
+                let (grid, sums) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
+                for job in part * together..jobs.min((part + 1) * together) {
+                    let image = job / groups;
+                    let group = job % groups;
+                    for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
+                        self.load(&images[image * from.image + (group * channels + channel) * from.channel..], grid);
+                    }
+                    let weights = &weights[group * rows * inner..][..rows * inner];
+                    vectorized!(self.sum_up(grid, weights, sums));
+                    for (row, sums) in (group * rows..).zip(sums.chunks_exact(run)) {
+                        let bias = biases.map_or(T::ZERO, |biases| biases[row]);
+                        let count = self.im2col.count[2];
+                        let step = self.im2col.step[2];
+                        for (place, pixel) in self.rows() {
+                            let first = image * to.image + row * to.channel + pixel;
+                            // SAFETY: these are pixels of a channel of an image, which only this job writes.
+                            let to = unsafe { results.range(first..first + (count - 1) * step + 1) };
+                            let sums = &sums[place..][..count];
+                            if step == 1 {
+                                to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
+                            } else {
+                                to.iter_mut().step_by(step).zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
+                            }
                         }
                     }
                 }
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
     }
 
     /// Multiplies rows of weights with the places that the taps read, for all places from the first pixel to the last.
@@ -235,42 +239,49 @@ impl<'a> Grid<'a> {
         let places = self.places();
         let run = self.run();
         let together = (GRAIN / (images * rows * inner * self.length / slices).max(1)).max(1);
-        let workspace = || scratch(|| Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU));
+        let room = channels * places + run;
         let jobs = slices * groups;
-        threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
-            let mut access = Access::new("conv", &[workspace], &[])?;
-            let (grid, grid_of_grad) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
-            for job in part * together..jobs.min((part + 1) * together) {
-                let slice = job / groups;
-                let group = job % groups;
-                // SAFETY: these are the sums of this job.
-                let sums = unsafe { to.range(job * inner * rows..(job + 1) * inner * rows) };
-                sums.fill(T::ZERO);
-                for image in slice * images / slices..(slice + 1) * images / slices {
-                    for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
-                        self.load(&sources[image * from.image + (group * channels + channel) * from.channel..], grid);
-                    }
-                    for row in 0..rows {
-                        let first = image * of_grad.image + (group * rows + row) * of_grad.channel;
-                        for (place, pixel) in self.rows() {
-                            let count = self.im2col.count[2];
-                            grid_of_grad[place..][..count].copy_from_slice(&grads[first + pixel..][..count]);
+        threads::for_each_part_with(
+            jobs.div_ceil(together),
+            || zeros::<T>(room),
+            |workspace, part| {
+                let mut access = Access::new("conv", &[workspace], &[])?;
+                let (grid, grid_of_grad) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
+                for job in part * together..jobs.min((part + 1) * together) {
+                    let slice = job / groups;
+                    let group = job % groups;
+                    // SAFETY: these are the sums of this job.
+                    let sums = unsafe { to.range(job * inner * rows..(job + 1) * inner * rows) };
+                    sums.fill(T::ZERO);
+                    for image in slice * images / slices..(slice + 1) * images / slices {
+                        for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
+                            self.load(
+                                &sources[image * from.image + (group * channels + channel) * from.channel..],
+                                grid,
+                            );
                         }
-                        vectorized!(for (channel, grid) in grid.chunks_exact(places).enumerate() {
-                            for first in (0..self.offsets.len()).step_by(BLOCK.1) {
-                                let offsets = &self.offsets[first..self.offsets.len().min(first + BLOCK.1)];
-                                let dots = dots(grid, grid_of_grad, offsets);
-                                let sums = sums[(channel * self.offsets.len() + first) * rows + row..].iter_mut();
-                                sums.step_by(rows)
-                                    .zip(&dots[..offsets.len()])
-                                    .for_each(|(sum, dot)| *sum = sum.plus(*dot));
+                        for row in 0..rows {
+                            let first = image * of_grad.image + (group * rows + row) * of_grad.channel;
+                            for (place, pixel) in self.rows() {
+                                let count = self.im2col.count[2];
+                                grid_of_grad[place..][..count].copy_from_slice(&grads[first + pixel..][..count]);
                             }
-                        });
+                            vectorized!(for (channel, grid) in grid.chunks_exact(places).enumerate() {
+                                for first in (0..self.offsets.len()).step_by(BLOCK.1) {
+                                    let offsets = &self.offsets[first..self.offsets.len().min(first + BLOCK.1)];
+                                    let dots = dots(grid, grid_of_grad, offsets);
+                                    let sums = sums[(channel * self.offsets.len() + first) * rows + row..].iter_mut();
+                                    sums.step_by(rows)
+                                        .zip(&dots[..offsets.len()])
+                                        .for_each(|(sum, dot)| *sum = sum.plus(*dot));
+                                }
+                            });
+                        }
                     }
                 }
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         drop(access);
         Ok(sums)
     }
@@ -299,4 +310,9 @@ fn strides_of(tensor: &Tensor) -> ImageStrides {
 /// Returns the number of a place in an array of these sizes.
 fn flat(at: [usize; 3], sizes: [usize; 3]) -> usize {
     (at[0] * sizes[1] + at[1]) * sizes[2] + at[2]
+}
+
+/// Makes a temporary vector of zeros.
+fn zeros<T: Number>(elements: usize) -> Result<Tensor> {
+    scratch(|| Tensor::zeros(&[elements], T::DTYPE, Device::CPU))
 }

@@ -38,7 +38,7 @@ pub(crate) mod sort;
 use tenure_core::{KeyId, Purpose, Site, Tag};
 
 use crate::autograd::no_grad;
-use crate::{DType, Layout, Result, Tensor};
+use crate::{DType, Device, Element, Layout, Result, Tensor};
 
 /// Makes a temporary tensor of a kernel, tagged as workspace.
 fn scratch(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
@@ -66,4 +66,9 @@ fn widened(tensor: &Tensor) -> Result<Tensor> {
         let wide = tensor.alias(single).to_dtype(DType::F32)?;
         Ok(wide.alias(wide.layout().expand(tensor.sizes())?))
     })
+}
+
+/// Makes a temporary vector whose elements have no values yet.
+fn scratch_of<T: Element>(elements: usize) -> Result<Tensor> {
+    scratch(|| Tensor::empty(&[elements], T::DTYPE, Device::CPU))
 }

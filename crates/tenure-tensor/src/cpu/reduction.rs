@@ -132,15 +132,15 @@ type ReductionDims<const N: usize> = SmallVec<[ReductionDim<N>; 4]>;
 /// Returns the kept and the reduced dimensions, densest first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (ReductionDims<N>, ReductionDims<N>) {
     let sizes = inputs[0].sizes();
-    let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
     let dim = |dim: usize| ReductionDim {
         size: sizes[dim],
         steps: arrays::from_fn(|input| inputs[input].strides()[dim] * inputs[input].dtype().size()),
-        output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
+        output: if output.sizes()[dim] == 1 { 0 } else { output.strides()[dim] },
     };
     // The last dimension comes first, so that it counts as the densest among equals.
-    let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
-    (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
+    let all = (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
+    let (reduced, kept): (SmallVec<[usize; 5]>, SmallVec<[usize; 5]>) = all.partition(|dim| output.sizes()[*dim] == 1);
+    (coalesce(kept.into_iter().map(dim)), coalesce(reduced.into_iter().map(dim)))
 }
 
 fn coalesce<const N: usize>(dims: impl Iterator<Item = ReductionDim<N>>) -> ReductionDims<N> {

@@ -109,14 +109,6 @@ impl ConvCall<'_> {
             return Ok(false);
         }
         let rank = self.operands[0].rank().max(4);
-        // A single spatial dimension counts as the width.
-        let sizes = |tensor: &Tensor| {
-            let sizes = tensor.sizes();
-            let mut padded = [1; 5];
-            padded[..2].copy_from_slice(&sizes[..2]);
-            padded[rank + 2 - sizes.len()..rank].copy_from_slice(&sizes[2..]);
-            padded
-        };
         let Geometry { stride, padding, dilation, .. } = *self.geometry;
         let alignment = data.iter().map(|address| address.trailing_zeros()).min().unwrap_or(0);
         let convolution = DnnConvolution {
@@ -124,9 +116,9 @@ impl ConvCall<'_> {
             dtype: self.operands[0].dtype(),
             compute: if precision::tf32_in_convolutions() { Compute::Tf32 } else { Compute::Full },
             spatial: rank - 2,
-            input: sizes(self.operands[0]),
-            weight: sizes(self.operands[1]),
-            output: sizes(self.operands[2]),
+            input: sizes(self.operands[0], rank),
+            weight: sizes(self.operands[1], rank),
+            output: sizes(self.operands[2], rank),
             is_channels_last: !self.operands.iter().all(|operand| operand.is_contiguous()),
             stride,
             padding,
@@ -206,4 +198,13 @@ fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
 fn add_to_channels(op: &'static str, out: &Tensor, bias: &Tensor) -> Result<()> {
     let bias = along_channels(bias, out)?;
     find(op, &[ADD], out.device().kind(), out.dtype())?(&Elementwise::new(op, &[out], &[out, &bias])?)
+}
+
+/// Returns a tensor's sizes as the library takes them: a single spatial dimension counts as the width.
+fn sizes(tensor: &Tensor, rank: usize) -> [usize; 5] {
+    let sizes = tensor.sizes();
+    let mut padded = [1; 5];
+    padded[..2].copy_from_slice(&sizes[..2]);
+    padded[rank + 2 - sizes.len()..rank].copy_from_slice(&sizes[2..]);
+    padded
 }

@@ -30,31 +30,34 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
     let starts = [out.data.addr(), base.data.addr()].into_iter().chain(places.strides.iter().copied());
     let unit = space.widen(width, 0..2, starts);
     let is_large = space.is_large(places.extent());
-    let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> =
-            space.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
-        words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
-        let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        queue.launch(
-            KernelName { op: "gather", variant },
-            || {
-                let unit = unit_type(unit);
-                [&format!("typedef {unit} Unit;\n"), &space.source(is_large), &places.source(), TEMPLATE].concat()
-            },
-            space.config(),
-            &mut words,
-        )
-    };
     let op = iter.op();
     let strides = base.strides.clone();
     let dims = Dims::from_slice(dims);
     let strides: Dims = strides.iter().map(|stride| stride / width).collect();
-    queue::submit(&Gathered { iter, source }, launch, move |writes, reads| {
-        let [index, source] = reads else { unreachable!("an index and what is read") };
-        let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
-        let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
-        on_cpu(op, &[cpu::gather::GATHER], source.dtype())?(&iter, source, &dims)
-    })
+    queue::submit(
+        &Gathered { iter, source },
+        |queue: &mut Queue| {
+            let mut words: SmallVec<[u64; 64]> =
+                space.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
+            words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
+            let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+            queue.launch(
+                KernelName { op: "gather", variant },
+                || {
+                    let unit = unit_type(unit);
+                    [&format!("typedef {unit} Unit;\n"), &space.source(is_large), &places.source(), TEMPLATE].concat()
+                },
+                space.config(),
+                &mut words,
+            )
+        },
+        move |writes, reads| {
+            let [index, source] = reads else { unreachable!("an index and what is read") };
+            let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
+            let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
+            on_cpu(op, &[cpu::gather::GATHER], source.dtype())?(&iter, source, &dims)
+        },
+    )
 }
 
 /// The output and the index of an iterator, and all of the source, since any of it may be read.

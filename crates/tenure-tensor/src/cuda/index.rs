@@ -55,23 +55,14 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     }
     let blocks = count.div_ceil(BLOCK_BYTES);
     let found = Tensor::empty(&[blocks + 1], DType::I64, device)?;
-    let launch = |queue: &Queue, name: &'static str, grid: usize, threads: u32, words: [u64; 5]| {
-        let config = LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-        queue.launch(
-            KernelName { op: name, variant: 0 },
-            || format!("#define {}\n{BEFORE}{NONZERO_SOURCE}", name.to_uppercase()),
-            config,
-            &mut words.clone(),
-        )
-    };
 
     let mut access = Access::new("nonzero", &[&found], &[mask])?;
     let words = [access.read_ptr(0).addr(), count, access.write_ptr(0).addr(), blocks, 0].map(|word| word as u64);
     queue::submit(
         &access,
         |queue: &mut Queue| {
-            launch(queue, "nonzero_count", blocks, 256, words)?;
-            launch(queue, "nonzero_scan", 1, 1024, words)
+            launch_nonzero(queue, "nonzero_count", blocks, 256, words)?;
+            launch_nonzero(queue, "nonzero_scan", 1, 1024, words)
         },
         |writes, reads| {
             let mut access = Access::new("nonzero", &[&writes[0]], &[&reads[0]])?;
@@ -95,11 +86,21 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let words = [access.read_ptr(0).addr(), count, access.read_ptr(1).addr(), blocks, access.write_ptr(0).addr()];
     queue::submit(
         &access,
-        |queue| launch(queue, "nonzero", blocks, 256, words.map(|word| word as u64)),
+        |queue| launch_nonzero(queue, "nonzero", blocks, 256, words.map(|word| word as u64)),
         |writes, reads| writes[0].copy_raw(&on_cpu("nonzero", &[cpu::index::NONZERO], DType::Bool)?(&reads[0])?),
     )?;
     drop(access);
     Ok(out)
+}
+
+/// Launches a step of [`nonzero`].
+fn launch_nonzero(queue: &Queue, name: &'static str, grid: usize, threads: u32, mut words: [u64; 5]) -> Result<()> {
+    queue.launch(
+        KernelName { op: name, variant: 0 },
+        || format!("#define {}\n{BEFORE}{NONZERO_SOURCE}", name.to_uppercase()),
+        LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 },
+        &mut words,
+    )
 }
 
 /// Copies the elements of `input` on one side of a diagonal, and zeros for the others.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::env::var_os;
 use std::ffi::c_void;
-use std::ops::RangeFrom;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -308,17 +307,20 @@ fn tensors_of<'a>(op: &'static str, arguments: &[KernelArgument<'a>]) -> Result<
 
 /// Returns the bytes of each argument: a tensor's address, or the value itself.
 fn values(access: &mut Access<'_>, arguments: &[KernelArgument<'_>]) -> Vec<SmallVec<[u8; 16]>> {
-    let (mut writes, mut reads) = (0.., 0..);
-    let next = |list: &mut RangeFrom<usize>| list.next().unwrap_or_default();
-    let address = |address: usize| SmallVec::from_slice(&(address as u64).to_ne_bytes());
+    let mut writes = 0_usize..;
+    let mut reads = 0_usize..;
     arguments
         .iter()
         .map(|argument: &KernelArgument<'_>| match argument {
-            KernelArgument::Write(_) => address(access.write_ptr(next(&mut writes)).addr()),
-            KernelArgument::Read(_) => address(access.read_ptr(next(&mut reads)).addr()),
+            KernelArgument::Write(_) => bytes_of(access.write_word(writes.next().unwrap_or_default())),
+            KernelArgument::Read(_) => bytes_of(access.read_word(reads.next().unwrap_or_default())),
             KernelArgument::Bytes(bytes) => SmallVec::from_slice(bytes),
         })
         .collect()
+}
+
+fn bytes_of(word: u64) -> SmallVec<[u8; 16]> {
+    SmallVec::from_slice(&word.to_ne_bytes())
 }
 
 fn check_threads(op: &'static str, config: LaunchConfig, most: u64) -> Result<()> {

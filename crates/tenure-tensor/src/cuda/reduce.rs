@@ -188,15 +188,15 @@ fn count_of(dims: &FoldDims) -> usize {
 /// Returns the kept and the reduced dimensions, each with the smallest stride first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (FoldDims, FoldDims) {
     let sizes = inputs[0].sizes();
-    let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
     let dim = |dim: usize| FoldDim {
         size: sizes[dim],
         strides: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
-        output_stride: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
+        output_stride: if output.sizes()[dim] == 1 { 0 } else { output.strides()[dim] },
     };
     // The last dimension comes first, so that it counts as the densest among equals.
-    let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
-    (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
+    let all = (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
+    let (reduced, kept): (SmallVec<[usize; 5]>, SmallVec<[usize; 5]>) = all.partition(|dim| output.sizes()[*dim] == 1);
+    (coalesce(kept.into_iter().map(dim)), coalesce(reduced.into_iter().map(dim)))
 }
 
 /// Sorts dimensions by stride, and merges those that are contiguous in all tensors.

@@ -189,8 +189,7 @@ fn cross(input: &Tensor, other: &Tensor, dim: isize) -> Result<Tensor> {
     let _op = entered(OP);
     let [left, right] = widest([input, other])?;
     let place = left.existing_dim(OP, dim)?;
-    let is_of_three = |tensor: &Tensor| tensor.sizes().get(place) == Some(&3);
-    if left.rank() != right.rank() || !is_of_three(&left) || !is_of_three(&right) {
+    if left.rank() != right.rank() || [&left, &right].iter().any(|tensor| tensor.sizes().get(place) != Some(&3)) {
         let reason = format!(
             "as many dimensions are needed, of which dimension {place} has 3 elements, got sizes {:?} and {:?}",
             left.sizes(),

@@ -178,9 +178,8 @@ impl BatchNormParameters<'_> {
         let dims = others(x);
         let (squares, mean) = no_grad(|| x.squared_deviations("batch_norm", &dims))?;
         let flat = Layout::contiguous(&[channels])?;
-        let statistic = || Tensor::empty(&[channels], mean.dtype(), x.device());
-        let rstd = statistic()?;
-        let scale = if self.weight.is_some() { statistic()? } else { rstd.clone() };
+        let rstd = Tensor::empty(&[channels], mean.dtype(), x.device())?;
+        let scale = if self.weight.is_some() { rstd.empty_like()? } else { rstd.clone() };
         let statistics = ChannelStatistics {
             mean: &mean.alias(flat.clone()),
             squares: &squares.alias(flat),

@@ -214,8 +214,8 @@ impl Term {
     fn times(self, other: Self, is_needed: impl Fn(&Label) -> bool) -> Result<Self> {
         // A label that is not needed is summed before the product if only one term has it, or if its size is 1 in one
         // of them.
-        let is_shared = |label: &Label| matches!((self.size(label), other.size(label)), (Some(a), Some(b)) if a == b);
-        let shared: Vec<Label> = self.labels.iter().copied().filter(is_shared).collect();
+        let shared = self.labels.iter().copied().filter(|label| self.size(label) == other.size(label));
+        let shared: Vec<Label> = shared.collect();
         let left = self.sum_but(|label| is_needed(label) || shared.contains(label))?;
         let right = other.sum_but(|label| is_needed(label) || shared.contains(label))?;
         let in_both = |label: &Label| left.labels.contains(label) && right.labels.contains(label);

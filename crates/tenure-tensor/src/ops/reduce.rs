@@ -206,8 +206,9 @@ fn std(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<Te
 fn var_mean(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<(Tensor, Tensor)> {
     let (variance, mean) = input.moments("var", dims, correction)?;
     let reduced = Reduced::new("var", input, dims)?;
-    let narrow = |out: Tensor| reduced.finish(out.to_dtype(input.dtype())?, keep);
-    let (variance, mean) = no_grad(|| Ok::<_, TensorError>((narrow(variance)?, narrow(mean)?)))?;
+    let [variance, mean] = [variance, mean].map(|out| no_grad(|| reduced.finish(out.to_dtype(input.dtype())?, keep)));
+    let variance = variance?;
+    let mean = mean?;
     let count = reduced.count(input) as f64;
     let kept = signed(&reduced.sizes);
     let from = signed(input.sizes());

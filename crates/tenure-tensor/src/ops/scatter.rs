@@ -184,8 +184,8 @@ impl Tensor {
 
     fn scatter_raw(&self, op: &'static str, dim: isize, index: &Self, source: &Self, adds: bool) -> Result<()> {
         if self.rank() == 0 {
-            let line = |tensor: &Self| tensor.detach().reshape(&[-1]);
-            return line(self)?.scatter_raw(op, dim, &line(index)?, &line(source)?, adds);
+            let [line, index, source] = [self, index, source].map(|tensor| tensor.detach().reshape(&[-1]));
+            return line?.scatter_raw(op, dim, &index?, &source?, adds);
         }
         let place = self.index_dim(op, dim, index)?;
         let kernel = if adds { &SCATTER_ADD } else { &SCATTER };

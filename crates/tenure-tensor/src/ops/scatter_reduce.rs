@@ -58,8 +58,8 @@ fn scatter_reduce(
         }
     };
     if input.rank() == 0 {
-        let line = |tensor: &Tensor| tensor.reshape(&[-1]);
-        let reduced = line(input)?.scatter_reduce(dim, &line(index)?, &line(source)?, reduce, include_self)?;
+        let [line, index, source] = [input, index, source].map(|tensor| tensor.reshape(&[-1]));
+        let reduced = line?.scatter_reduce(dim, &index?, &source?, reduce, include_self)?;
         return reduced.reshape(&[]);
     }
     let (index, source) = input.scatter_operands(OP, index, source.into())?;
@@ -127,14 +127,16 @@ impl Target {
                     target.emptied(&grad.mul(&others)?, 0)
                 })?;
                 let to_source = context.give(1, || {
-                    let at = |tensor: &Tensor| tensor.gather(target.dim, &target.index);
                     let is_zero = source.eq(0)?;
                     let zeros = is_zero.to_dtype(source.dtype())?;
-                    let zeros = at(&input.zeros_like()?.scatter_add(target.dim, &target.index, &zeros)?)?;
+                    let zeros =
+                        target.gathered(&input.zeros_like()?.scatter_add(target.dim, &target.index, &zeros)?)?;
                     // The product of the others of an only zero; other elements divide the whole product.
                     let is_only = is_zero.bitwise_and(&zeros.eq(1)?)?;
-                    let others = at(&grad.mul(&target.products(&input, &source.masked_fill(&is_only, 1)?)?)?)?;
-                    let divided = at(&grad.mul(&context.unpack(out)?)?)?.div(&source.masked_fill(&is_zero, 1)?)?;
+                    let others =
+                        target.gathered(&grad.mul(&target.products(&input, &source.masked_fill(&is_only, 1)?)?)?)?;
+                    let divided =
+                        target.gathered(&grad.mul(&context.unpack(out)?)?)?.div(&source.masked_fill(&is_zero, 1)?)?;
                     is_only.where_(&others, &divided)
                 })?;
                 Ok([to_input, to_source].into_iter().collect())
@@ -162,6 +164,11 @@ impl Target {
         base.mul(&ones.scatter(self.dim, &places, &products)?)
     }
 
+    /// Reads the elements at the places of the source's.
+    fn gathered(&self, tensor: &Tensor) -> Result<Tensor> {
+        tensor.gather(self.dim, &self.index)
+    }
+
     fn extremes(&self, input: &Tensor, source: &Tensor, reduction: Reduction) -> Result<Tensor> {
         let out = no_grad(|| self.raw_extremes(input, source, reduction))?;
         let target = self.clone();
@@ -172,14 +179,13 @@ impl Target {
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let out = context.unpack(out)?;
-                let at = |tensor: &Tensor| tensor.gather(target.dim, &target.index);
                 let is_input = target.emptied(&context.unpack(input)?.eq(&out)?.to_dtype(grad.dtype())?, 0)?;
-                let is_source = context.unpack(source)?.eq(&at(&out)?)?.to_dtype(grad.dtype())?;
+                let is_source = context.unpack(source)?.eq(&target.gathered(&out)?)?.to_dtype(grad.dtype())?;
                 // Elements that are equal share the gradient.
                 let shared = is_input.scatter_add(target.dim, &target.index, &is_source)?;
                 let share = grad.div(&shared)?;
                 let to_input = context.give(0, || is_input.mul(&share))?;
-                let to_source = context.give(1, || is_source.mul(&at(&share)?))?;
+                let to_source = context.give(1, || is_source.mul(&target.gathered(&share)?))?;
                 Ok([to_input, to_source].into_iter().collect())
             })
         })
@@ -188,8 +194,8 @@ impl Target {
     /// Writes the elements in sorted order, so that the last write to a place is the one that stays.
     fn raw_extremes(&self, input: &Tensor, source: &Tensor, reduction: Reduction) -> Result<Tensor> {
         if input.dtype() == DType::Bool {
-            let number = |tensor: &Tensor| tensor.to_dtype(DType::U8);
-            return self.raw_extremes(&number(input)?, &number(source)?, reduction)?.to_dtype(DType::Bool);
+            let [input, source] = [input, source].map(|tensor| tensor.to_dtype(DType::U8));
+            return self.raw_extremes(&input?, &source?, reduction)?.to_dtype(DType::Bool);
         }
         let is_smallest = reduction == Reduction::Smallest;
         if is_smallest && input.dtype().is_floating() {

@@ -229,9 +229,8 @@ pub(super) fn clamped(
     (min, max): (Option<Scalar>, Option<Scalar>),
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let x = saver.save(x)?;
-    let limit = |limit: Option<Scalar>, none| limit.map_or(none, Scalar::to_f64);
-    let low = limit(min, f64::NEG_INFINITY);
-    let high = limit(max, f64::INFINITY);
+    let low = min.map_or(f64::NEG_INFINITY, Scalar::to_f64);
+    let high = max.map_or(f64::INFINITY, Scalar::to_f64);
     let band = Band { low, high, inclusive: true, inside: 1.0, outside: 0.0 };
     Ok(move |context: &Context<'_>| {
         let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;

@@ -28,8 +28,8 @@ macro_rules! functions {
                 /// No memory.
                 $name(input: Tensor) -> $crate::Tensor = |input: &$crate::Tensor| {
                     static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
-                    let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                    $crate::ops::unary::of_floats(&KERNEL, input, $crate::ops::unary::SavedOperand::$saved, formula)
+                    let saved = $crate::ops::unary::SavedOperand::$saved;
+                    $crate::ops::unary::of_floats(&KERNEL, input, saved, |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula)
                 };
                 $(
                     #[doc = concat!(" Computes [`", stringify!($name), "`](Self::", stringify!($name), ") in place.")]
@@ -38,9 +38,8 @@ macro_rules! functions {
                     /// The errors of [`add_`](Self::add_).
                     $in_place(input: Tensor) -> () = |input: &$crate::Tensor| {
                         static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
-                        let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
                         let saved = $crate::ops::unary::SavedOperand::$saved;
-                        $crate::ops::unary::of_floats_in_place(&KERNEL, input, saved, formula)
+                        $crate::ops::unary::of_floats_in_place(&KERNEL, input, saved, |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula)
                     };
                 )?
             )*}

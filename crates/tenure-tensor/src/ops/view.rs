@@ -409,8 +409,7 @@ impl Tensor {
     pub(super) fn sliced(&self, op: &'static str, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
         let place = self.existing_dim(op, dim)?;
         let size = self.sizes()[place] as isize;
-        let cut = |index: isize| (if index < 0 { index.saturating_add(size) } else { index }).clamp(0, size) as usize;
-        let layout = self.layout().slice(place, cut(start), cut(end), step).map_err(of(op))?;
+        let layout = self.layout().slice(place, cut(start, size), cut(end, size), step).map_err(of(op))?;
         self.viewed("slice", layout, move |grad, from| {
             grad.embed(from, move |zeros| zeros.slice(dim, start, end, step))
         })
@@ -490,4 +489,9 @@ pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
 /// Names the operation in a layout's error.
 fn of(op: &'static str) -> impl Fn(LayoutError) -> TensorError {
     move |error| TensorError::shape(op, error.to_string())
+}
+
+/// Returns an index from 0 to `size`; a negative one counts from the end.
+fn cut(index: isize, size: isize) -> usize {
+    (if index < 0 { index.saturating_add(size) } else { index }).clamp(0, size) as usize
 }

@@ -196,8 +196,8 @@ fn lines(columns: &[Column], rows: &[Average]) -> String {
     let heads = columns.iter().map(|column| column.head.to_owned()).collect::<Vec<_>>();
     let cells = rows.iter().map(|row| columns.iter().map(|column| (column.cell)(row)).collect());
     let all: Vec<Vec<String>> = std::iter::once(heads).chain(cells).collect();
-    let width = |at: usize| all.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let widths = (0..columns.len()).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
+    let widths: Vec<usize> = widths.collect();
     let mut text = String::new();
     for row in &all {
         let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| match at {
