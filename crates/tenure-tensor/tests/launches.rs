@@ -63,11 +63,12 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
     assert_eq!(count(&|| no_grad(|| x.batch_norm_relu(Some(&carried), &norm(false))).map(drop)), 1);
 }
 
+fn runs(sizes: &[usize], strides: &[usize], width: usize) -> Vec<(u64, u64)> {
+    runs::runs(sizes, strides, width).into_iter().map(|run| (run.start, run.end)).collect()
+}
+
 #[test]
 fn runs_are_what_a_layout_covers() {
-    let runs = |sizes: &[usize], strides: &[usize], width| -> Vec<(u64, u64)> {
-        runs::runs(sizes, strides, width).into_iter().map(|run| (run.start, run.end)).collect()
-    };
     assert_eq!(runs(&[2, 3], &[12, 4], 4), [(0, 24)]);
     assert_eq!(runs(&[2, 3], &[4, 8], 4), [(0, 24)]);
     assert_eq!(runs(&[2, 2], &[16, 4], 4), [(0, 8), (16, 24)]);

@@ -32,8 +32,11 @@ fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     });
     let numbers = if is_real() { 0..1 } else { test * SEEDS..(test + 1) * SEEDS };
     numbers.map(|number| {
-        let install = || memory::install(PLATFORM.driver(number).unwrap(), MemoryConfig::default()).unwrap();
-        (Device::cuda(number), if is_real() { memory::device(number).unwrap() } else { install() })
+        let memory = match is_real() {
+            true => memory::device(number),
+            false => memory::install(PLATFORM.driver(number).unwrap(), MemoryConfig::default()),
+        };
+        (Device::cuda(number), memory.unwrap())
     })
 }
 
@@ -84,30 +87,32 @@ fn assert_grad(x: &Tensor, factor: f32) {
     assert!(found.iter().enumerate().all(|(number, found)| *found == factor * number as f32));
 }
 
+/// Returns a leaf, and its square computed on another stream.
+fn square_on_the_side(device: Device, memory: &DeviceMemory) -> (Tensor, Tensor) {
+    let side = memory.streams().pooled(Priority::Default).unwrap();
+    let main = memory.streams().current();
+    let x = numbers(100, device).requires_grad_(true).unwrap();
+    lead(&main, &side);
+    let y = {
+        let _side = StreamGuard::new(&side);
+        x.mul(&x).unwrap()
+    };
+    lead(&side, &main);
+    (x, y)
+}
+
 #[test]
 fn backward_waits_where_gradients_change_the_device() {
-    let on_the_side = |device: Device, memory: &DeviceMemory| {
-        let side = memory.streams().pooled(Priority::Default).unwrap();
-        let main = memory.streams().current();
-        let x = numbers(100, device).requires_grad_(true).unwrap();
-        lead(&main, &side);
-        let y = {
-            let _side = StreamGuard::new(&side);
-            x.mul(&x).unwrap()
-        };
-        lead(&side, &main);
-        (x, y)
-    };
     // The path goes over the CPU, from where the gradient comes in another dtype and is still to be summed up.
     for (device, memory) in devices(11) {
-        let (x, y) = on_the_side(device, memory);
+        let (x, y) = square_on_the_side(device, memory);
         let copy = Tensor::zeros(&[5, 100], DType::F64, Device::CPU).unwrap();
         copy.copy_(&y).unwrap();
         copy.sum_all().unwrap().backward().unwrap();
         assert_grad(&x, 10.0);
     }
     for ((device, memory), (other, _)) in devices(12).zip(devices(13)).filter(|_| !is_real()) {
-        let (x, y) = on_the_side(device, memory);
+        let (x, y) = square_on_the_side(device, memory);
         backward(&y.to_device(other).unwrap().mul(3.0).unwrap()).unwrap();
         assert_grad(&x, 6.0);
     }

@@ -40,7 +40,10 @@ fn a_wrong_formula_is_told_where() {
 
 #[test]
 fn a_formula_with_a_wrong_derivative_fails_the_second_time() {
-    let wrong = |x: &[Tensor]| Ok(vec![cube(&x[0], 1.0, 2.0)?]);
+    fn wrong(x: &[Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![cube(&x[0], 1.0, 2.0)?])
+    }
+
     gradcheck(wrong, &[input()], Gradcheck::default()).unwrap();
     gradgradcheck(wrong, &[input()], Gradcheck::default()).unwrap_err();
 }

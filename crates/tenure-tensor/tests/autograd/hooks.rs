@@ -226,19 +226,21 @@ fn unpack_must_return_the_packed_tensor() {
     assert!(error.contains("unpacked as float64 [1], but packed as float64 [2]"), "{error}");
 }
 
+/// Enters hooks that count.
+fn counted(count: &Arc<AtomicUsize>) -> SavedHooks {
+    let count = Arc::clone(count);
+    SavedHooks::enter(
+        move |tensor: &Tensor, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(tensor.clone())
+        },
+        |tensor: &Tensor| Ok(tensor.clone()),
+    )
+}
+
 #[test]
 fn the_innermost_hooks_apply_and_end_with_their_scope() {
     let x = leaf(&[2.0]);
-    let counted = |count: &Arc<AtomicUsize>| {
-        let count = Arc::clone(count);
-        SavedHooks::enter(
-            move |tensor: &Tensor, _| {
-                count.fetch_add(1, Ordering::Relaxed);
-                Ok(tensor.clone())
-            },
-            |tensor: &Tensor| Ok(tensor.clone()),
-        )
-    };
     let outer = Arc::default();
     let inner = Arc::default();
     let _outer = counted(&outer);
@@ -250,25 +252,27 @@ fn the_innermost_hooks_apply_and_end_with_their_scope() {
     assert_eq!((inner.load(Ordering::Relaxed), outer.load(Ordering::Relaxed)), (2, 2));
 }
 
+/// Enters hooks that note a name.
+fn noted(name: &'static str, log: &Arc<Mutex<Vec<&'static str>>>) -> SavedHooks {
+    let log = Arc::clone(log);
+    SavedHooks::enter(
+        move |tensor: &Tensor, _| {
+            log.lock().unwrap().push(name);
+            Ok(tensor.clone())
+        },
+        |tensor: &Tensor| Ok(tensor.clone()),
+    )
+}
+
 #[test]
 fn hooks_that_go_out_of_order_leave_the_others() {
     let x = leaf(&[2.0]);
-    let keep = |name: &'static str, log: &Arc<Mutex<Vec<&'static str>>>| {
-        let log = Arc::clone(log);
-        SavedHooks::enter(
-            move |tensor: &Tensor, _| {
-                log.lock().unwrap().push(name);
-                Ok(tensor.clone())
-            },
-            |tensor: &Tensor| Ok(tensor.clone()),
-        )
-    };
     let log = Arc::default();
-    let first = keep("first", &log);
-    let second = keep("second", &log);
+    let first = noted("first", &log);
+    let second = noted("second", &log);
     drop(first);
     x.square().unwrap();
-    let third = keep("third", &log);
+    let third = noted("third", &log);
     drop(second);
     x.square().unwrap();
     drop(third);
@@ -326,15 +330,17 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     first.detach().register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
 }
 
+/// Returns the error of a gradient that needs a tensor that was written to.
+fn refused() -> String {
+    let x = leaf(&[2.0, 3.0]);
+    let y = x.mul(1.0).unwrap();
+    let z = y.mul(&y).unwrap();
+    y.add_(1.0).unwrap();
+    say(&z)
+}
+
 #[test]
 fn a_modified_tensor_is_refused_in_the_same_words_with_and_without_hooks() {
-    let refused = || {
-        let x = leaf(&[2.0, 3.0]);
-        let y = x.mul(1.0).unwrap();
-        let z = y.mul(&y).unwrap();
-        y.add_(1.0).unwrap();
-        z.sum_all().unwrap().backward().unwrap_err().to_string()
-    };
     let plain = refused();
     let _hooks = SavedHooks::enter(
         |tensor, _| Ok(tensor.clone()),

@@ -96,15 +96,16 @@ fn is_refused(error: &TensorError) -> bool {
     matches!(error, TensorError::Autograd(AutogradError::Modified { .. }))
 }
 
+fn input(from: f64) -> Tensor {
+    let values: Vec<f64> = (0..4).map(|at| from + 0.2 * f64::from(at)).collect();
+    Tensor::from_slice(&values, &[2, 2]).unwrap().requires_grad_(true).unwrap()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
     fn gradients_are_what_differences_say(steps in prop::collection::vec(step(), 1..10), is_second in any::<bool>()) {
-        let input = |from: f64| {
-            let values: Vec<f64> = (0..4).map(|at| from + 0.2 * f64::from(at)).collect();
-            Tensor::from_slice(&values, &[2, 2]).unwrap().requires_grad_(true).unwrap()
-        };
         let inputs = [input(0.3), input(-0.5)];
         let function = |x: &[Tensor]| run(&steps, x);
         let checked = if is_second {

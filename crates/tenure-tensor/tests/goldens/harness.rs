@@ -354,8 +354,8 @@ fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
     let tolerance = tolerance(expected.dtype());
     let found = numbers(found);
     let values = numbers(expected);
-    let finite = || values.iter().filter(|value| value.is_finite()).map(|value| value.abs());
-    let usual = (finite().sum::<f64>() / finite().count().max(1) as f64).clamp(0.1, 1.0);
+    let finite: Vec<f64> = values.iter().filter(|value| value.is_finite()).map(|value| value.abs()).collect();
+    let usual = (finite.iter().sum::<f64>() / finite.len().max(1) as f64).clamp(0.1, 1.0);
     let mut far = Vec::new();
     for (at, (found, expected)) in found.iter().zip(&values).enumerate() {
         let is_close = (found - expected).abs() <= tolerance * expected.abs().max(usual);

@@ -40,8 +40,8 @@ pub(crate) const CREATE: &[Case] = &[
         Ok(vec![Tensor::logspace(0.0, 3.0, 4, 2.0, DType::F32, device())?, tens])
     }),
     ("eye", |_| {
-        let eye = |rows, columns, dtype| Tensor::eye(rows, columns, dtype, device());
-        Ok(vec![eye(3, 3, DType::F32)?, eye(2, 4, DType::I32)?, eye(3, 1, DType::Bool)?, eye(0, 0, DType::F32)?])
+        let sizes = [(3, 3, DType::F32), (2, 4, DType::I32), (3, 1, DType::Bool), (0, 0, DType::F32)];
+        sizes.into_iter().map(|(rows, columns, dtype)| Tensor::eye(rows, columns, dtype, device())).collect()
     }),
     ("zeros_like", |x| Ok(vec![x[0].zeros_like()?])),
     ("ones_like", |x| Ok(vec![x[0].ones_like()?])),

@@ -131,12 +131,14 @@ fn transposed_convolutions_and_their_gradients() {
     every_case(|case, input, weight, bias| input.conv_transpose(weight, Some(bias), &case.how, &[0]), true);
 }
 
+/// Returns numbers on the device, with channels last.
+fn there(sizes: &[usize]) -> Tensor {
+    let tensor = numbers(sizes, DType::BF16, 1).to_device(cuda()).unwrap();
+    tensor.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap()
+}
+
 #[test]
 fn channels_stay_last() {
-    let there = |sizes: &[usize]| {
-        let tensor = numbers(sizes, DType::BF16, 1).to_device(cuda()).unwrap();
-        tensor.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap()
-    };
     let input = there(&[2, 8, 6, 6]);
     let weight = there(&[16, 8, 3, 3]);
     let out = input.conv(&weight, None, &Conv::default()).unwrap();

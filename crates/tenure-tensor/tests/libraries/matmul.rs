@@ -99,6 +99,12 @@ fn whole(x: &Tensor, _: usize) -> Tensor {
     x.clone()
 }
 
+/// Returns heads as attention has them, from (batch, length, heads, width).
+fn heads(x: &Tensor, at: usize) -> Tensor {
+    let x = x.transpose(1, 2).unwrap();
+    if at == 1 { x.transpose(-2, -1).unwrap() } else { x }
+}
+
 #[test]
 fn batches() {
     for dtype in DTYPES {
@@ -106,11 +112,6 @@ fn batches() {
         check("a matrix for all", &numbers(&[6, 10, 20], dtype, 1), &numbers(&[20, 30], dtype, 2), whole);
         check("all of a matrix", &numbers(&[10, 20], dtype, 1), &numbers(&[6, 20, 30], dtype, 2), whole);
         check("broadcast", &numbers(&[4, 1, 10, 20], dtype, 1), &numbers(&[3, 20, 8], dtype, 2), whole);
-        // Attention has such heads: (batch, length, heads, width).
-        let heads = |x: &Tensor, at: usize| {
-            let x = x.transpose(1, 2).unwrap();
-            if at == 1 { x.transpose(-2, -1).unwrap() } else { x }
-        };
         check("heads", &numbers(&[2, 16, 3, 8], dtype, 1), &numbers(&[2, 24, 3, 8], dtype, 2), heads);
         check("none", &numbers(&[0, 10, 20], dtype, 1), &numbers(&[0, 20, 30], dtype, 2), whole);
         check("nothing is summed up", &numbers(&[3, 4, 0], dtype, 1), &numbers(&[3, 0, 5], dtype, 2), whole);

@@ -169,42 +169,43 @@ const SOME: Asked = Asked {
     seed: 11,
 };
 
+fn gradients_of_gradients(attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>) -> Vec<f64> {
+    let _numbers = DefaultGenerator::enter(Generator::new(5));
+    let inputs = SOME.inputs(DType::F64, Device::CPU);
+    let mask = SOME.mask(DType::F64, Device::CPU);
+    let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout: 0.3 };
+    let out = attend(&inputs, &how).unwrap();
+    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+    let grads = autograd::grad(&[&out.mul(&out).unwrap()], &inputs.each_ref(), &[Some(&out)], options).unwrap();
+    let sums = grads
+        .into_iter()
+        .map(|grad| grad.as_ref().unwrap().mul(grad.as_ref().unwrap())?.sum_all())
+        .collect::<Result<Vec<_>>>()
+        .unwrap();
+    let grads = autograd::grad(&sums.iter().collect::<Vec<_>>(), &inputs.each_ref(), &[], BackwardOptions::default());
+    grads.unwrap().into_iter().flat_map(|grad| numbers(&grad.unwrap())).collect::<Vec<_>>()
+}
+
 #[test]
 fn gradients_of_gradients_drop_the_same() {
-    let run = |attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>| {
-        let _numbers = DefaultGenerator::enter(Generator::new(5));
-        let inputs = SOME.inputs(DType::F64, Device::CPU);
-        let mask = SOME.mask(DType::F64, Device::CPU);
-        let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout: 0.3 };
-        let out = attend(&inputs, &how).unwrap();
-        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
-        let grads = autograd::grad(&[&out.mul(&out).unwrap()], &inputs.each_ref(), &[Some(&out)], options).unwrap();
-        let sums = grads
-            .into_iter()
-            .map(|grad| grad.as_ref().unwrap().mul(grad.as_ref().unwrap())?.sum_all())
-            .collect::<Result<Vec<_>>>()
-            .unwrap();
-        let grads =
-            autograd::grad(&sums.iter().collect::<Vec<_>>(), &inputs.each_ref(), &[], BackwardOptions::default());
-        grads.unwrap().into_iter().flat_map(|grad| numbers(&grad.unwrap())).collect::<Vec<_>>()
-    };
-    for (found, expected) in run(fused).iter().zip(run(composed)) {
+    for (found, expected) in gradients_of_gradients(fused).iter().zip(gradients_of_gradients(composed)) {
         assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found}, expected {expected}");
     }
 }
 
+fn gradients_of_mask(attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>) -> Vec<f64> {
+    let _numbers = DefaultGenerator::enter(Generator::new(5));
+    let asked = Asked { mask: Some(DType::F64), is_causal: false, ..SOME };
+    let mask = asked.mask(DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
+    let how = Attention { mask: Some(&mask), dropout: 0.3, ..Attention::default() };
+    let out = attend(&asked.inputs(DType::F64, Device::CPU), &how).unwrap();
+    let grads = autograd::grad(&[&out], &[&mask], &[Some(&out.detach())], BackwardOptions::default()).unwrap();
+    numbers(grads[0].as_ref().unwrap())
+}
+
 #[test]
 fn a_masks_gradient_drops_the_same() {
-    let run = |attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>| {
-        let _numbers = DefaultGenerator::enter(Generator::new(5));
-        let asked = Asked { mask: Some(DType::F64), is_causal: false, ..SOME };
-        let mask = asked.mask(DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
-        let how = Attention { mask: Some(&mask), dropout: 0.3, ..Attention::default() };
-        let out = attend(&asked.inputs(DType::F64, Device::CPU), &how).unwrap();
-        let grads = autograd::grad(&[&out], &[&mask], &[Some(&out.detach())], BackwardOptions::default()).unwrap();
-        numbers(grads[0].as_ref().unwrap())
-    };
-    for (found, expected) in run(fused).iter().zip(run(composed)) {
+    for (found, expected) in gradients_of_mask(fused).iter().zip(gradients_of_mask(composed)) {
         assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found}, expected {expected}");
     }
 }
@@ -239,15 +240,14 @@ fn a_replay_drops_what_the_work_would_have_dropped() {
                 autograd::grad(&[&out], &inputs.each_ref(), &[Some(&out.detach())], BackwardOptions::default())?;
             Ok([Some(out.detach())].into_iter().chain(grads).flatten().collect())
         };
-        let all = |tensors: &[Tensor]| tensors.iter().map(numbers).collect::<Vec<_>>();
         let begin = tenure_tensor::random::default_generator(cuda()).state();
-        let expected: Vec<_> = (0..3).map(|_| all(&work().unwrap())).collect();
+        let expected: Vec<_> = (0..3).map(|_| work().unwrap().iter().map(numbers).collect::<Vec<_>>()).collect();
         assert_ne!(expected[0], expected[1]);
         tenure_tensor::random::default_generator(cuda()).set_state(begin);
         let (mut captured, out) = Captured::new(cuda(), work).unwrap();
         for expected in expected {
             captured.replay().unwrap();
-            assert_eq!(all(&out), expected);
+            assert_eq!(out.iter().map(numbers).collect::<Vec<_>>(), expected);
         }
     }
 }

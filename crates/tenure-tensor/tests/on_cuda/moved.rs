@@ -9,6 +9,11 @@ use crate::common::{cuda, in_use, in_use_alone};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let here = tensor.detach().to_device(Device::CPU).unwrap();
+    here.to_dtype(DType::F64).unwrap().to_vec().unwrap()
+}
+
 /// Compares the results of `make` on both devices, up to a tolerance.
 fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>>) {
     let _in_use = in_use();
@@ -17,10 +22,6 @@ fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>
     assert_eq!(expected.len(), found.len());
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
         assert_eq!((expected.sizes(), expected.dtype()), (found.sizes(), found.dtype()), "{what}, {index}");
-        let numbers = |tensor: &Tensor| {
-            let here = tensor.detach().to_device(Device::CPU).unwrap();
-            here.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap()
-        };
         for (at, (expected, found)) in numbers(expected).into_iter().zip(numbers(found)).enumerate() {
             let is_near = (expected - found).abs() <= tolerance * expected.abs().max(1.0);
             let is_same = expected == found || (expected.is_nan() && found.is_nan());

@@ -37,6 +37,10 @@ struct Inputs {
     kept: RefCell<Vec<Tensor>>,
 }
 
+fn leaf_of(x: Result<Tensor>) -> Tensor {
+    autograd::no_grad(|| x).unwrap().requires_grad_(true).unwrap()
+}
+
 impl Inputs {
     fn new(device: Device, dtype: DType, lie: Lie) -> Self {
         Self { device, dtype, lie, generator: Generator::new(3), kept: RefCell::default() }
@@ -53,22 +57,21 @@ impl Inputs {
             let x = Tensor::randn(sizes, DType::F32, Device::CPU, &self.generator)?;
             x.to_dtype(self.dtype)?.to_device(self.device)
         };
-        let there = |x: Result<Tensor>| autograd::no_grad(|| x).unwrap().requires_grad_(true).unwrap();
         match self.lie {
             Lie::Turned if sizes.len() == 4 => {
-                there(leaf(sizes).and_then(|x| x.contiguous_in(MemoryFormat::ChannelsLast2d)))
+                leaf_of(leaf(sizes).and_then(|x| x.contiguous_in(MemoryFormat::ChannelsLast2d)))
             }
             Lie::Turned if sizes.len() > 1 => {
                 let mut turned = sizes.to_vec();
                 turned.swap(sizes.len() - 2, sizes.len() - 1);
-                there(leaf(&turned)).transpose(-2, -1).unwrap()
+                leaf_of(leaf(&turned)).transpose(-2, -1).unwrap()
             }
             Lie::Part => {
                 let mut larger = sizes.to_vec();
                 larger[0] += 3;
-                there(leaf(&larger)).narrow(0, 2, sizes[0]).unwrap()
+                leaf_of(leaf(&larger)).narrow(0, 2, sizes[0]).unwrap()
             }
-            _ => there(leaf(sizes)),
+            _ => leaf_of(leaf(sizes)),
         }
     }
 

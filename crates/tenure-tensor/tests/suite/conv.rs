@@ -62,12 +62,19 @@ impl Case {
     }
 }
 
+fn case(
+    input: &[usize],
+    weight: &[usize],
+    stride: &[usize],
+    padding: &[usize],
+    dilation: &[usize],
+    groups: usize,
+) -> Case {
+    let [input, weight, stride, padding, dilation] = [input, weight, stride, padding, dilation].map(<[usize]>::to_vec);
+    Case { input, weight, stride, padding, dilation, groups }
+}
+
 fn cases() -> Vec<Case> {
-    let case = |input: &[usize], weight: &[usize], stride: &[usize], padding: &[usize], dilation: &[usize], groups| {
-        let [input, weight, stride, padding, dilation] =
-            [input, weight, stride, padding, dilation].map(<[usize]>::to_vec);
-        Case { input, weight, stride, padding, dilation, groups }
-    };
     vec![
         case(&[2, 3, 9], &[4, 3, 3], &[1], &[1], &[1], 1),
         case(&[2, 4, 17], &[6, 2, 4], &[3], &[2], &[2], 2),

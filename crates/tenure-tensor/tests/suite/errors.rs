@@ -559,14 +559,15 @@ fn writes_in_place() {
     );
 }
 
+fn refusal(op: &str, sizes: &str) -> String {
+    format!(
+        "{op}: the memory of float32 {sizes} is read-only, since it belongs to an array of another library that must not \
+         change: write to a copy of the tensor instead"
+    )
+}
+
 #[test]
 fn writes_to_read_only_memory() {
-    let refusal = |op: &str, sizes: &str| {
-        format!(
-            "{op}: the memory of float32 {sizes} is read-only, since it belongs to an array of another library that must \
-             not change: write to a copy of the tensor instead"
-        )
-    };
     let constant = constant(&[2, 3]);
     says(constant.add_(1.0), &refusal("add_", "[2, 3]"));
     says(constant.select(0, 1).unwrap().fill_(2.0), &refusal("fill_", "[3]"));

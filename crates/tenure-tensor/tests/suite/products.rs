@@ -75,7 +75,7 @@ fn errors_say_what_does_not_fit() {
     let k = numbers(&[1, 2, 2, 4], 2);
     let mask = numbers(&[3], 1);
     let single = singles(&[2], 1);
-    let masked = |mask| q.attention(&q, &q, &Attention { mask: Some(mask), ..Attention::default() });
+    let plain = Attention::default();
     let cases: [(Result<Tensor>, &str); 11] = [
         (a.matmul(&b), "3 columns on the left and 2 rows on the right"),
         (a.linear(&zeros(&[4, 2]), None), "has 3 features"),
@@ -86,8 +86,8 @@ fn errors_say_what_does_not_fit() {
         (einsum("ij->ik", &[&a]), "'k', which no operand has"),
         (einsum("i.->i", &[&a]), "neither a letter"),
         (q.attention(&k, &k, &Attention::default()), "multiple of heads"),
-        (masked(&mask), "broadcast"),
-        (masked(&single), "bool or float64"),
+        (q.attention(&q, &q, &Attention { mask: Some(&mask), ..plain }), "broadcast"),
+        (q.attention(&q, &q, &Attention { mask: Some(&single), ..plain }), "bool or float64"),
     ];
     for (result, expected) in cases {
         let error = result.err().unwrap().to_string();

@@ -35,9 +35,7 @@ fn threads_do_not_change_a_bit() {
     let images = noise(&[8, 16, 40, 40]);
     let last = images.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap();
     let classes = Tensor::from_slice(&(0..300).map(|row| row * 3).collect::<Vec<i64>>(), &[300]).unwrap();
-    let ones = |n: usize| Tensor::ones(&[n], DType::F32, Device::CPU).unwrap();
-    let thousand = ones(1000);
-    let sixteen = ones(16);
+    let [thousand, sixteen] = [1000, 16].map(|n| Tensor::ones(&[n], DType::F32, Device::CPU).unwrap());
     let normalized = |x: &Tensor| x.batch_norm(None, Some(&sixteen), Some(&sixteen), true, 0.1, 1e-5);
     type Function<'a> = (&'a str, &'a Tensor, &'a dyn Fn(&Tensor) -> Result<Tensor>);
     let functions: [Function<'_>; 15] = [
@@ -103,7 +101,6 @@ fn channels_stay_last() {
 
 #[test]
 fn a_batch_norm_with_what_follows_is_the_same_bits() {
-    let bits = |tensor: &Tensor| tensor.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
         let new = |sizes: &[usize]| noise(sizes).to_dtype(dtype).unwrap().requires_grad_(true).unwrap();
         let leaves = [new(&[4, 8, 5, 5]), new(&[8]), new(&[8]), new(&[4, 8, 5, 5])];
@@ -124,13 +121,13 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
                     if around { out.add(carried).unwrap().relu().unwrap() } else { out.relu().unwrap() }
                 };
                 let without = autograd::no_grad(|| x.batch_norm_relu(around.then_some(carried), &norm)).unwrap();
-                assert!(training || bits(&without) == bits(&out));
+                assert!(training || numbers(&without) == numbers(&out));
                 let inputs = if around { &leaves[..] } else { &leaves[..3] };
                 let inputs: Vec<&Tensor> = inputs.iter().collect();
                 let mut found =
                     autograd::grad(&[&out], &inputs, &[Some(&grad)], autograd::BackwardOptions::default()).unwrap();
                 found.extend([Some(out.detach()), Some(mean.clone()), Some(variance.clone())]);
-                found.into_iter().map(|tensor| bits(&tensor.unwrap())).collect::<Vec<_>>()
+                found.into_iter().map(|tensor| numbers(&tensor.unwrap())).collect::<Vec<_>>()
             });
             assert_eq!(found[0], found[1], "{dtype}, training {training}, around {around}");
         }

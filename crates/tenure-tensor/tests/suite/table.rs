@@ -43,6 +43,10 @@ fn int(number: i64) -> Argument<'static> {
     Argument::Scalar(Scalar::Int(number))
 }
 
+fn may_follow(parameter: &Parameter) -> bool {
+    parameter.default.is_some() || parameter.kind == Kind::DType
+}
+
 #[test]
 fn every_operation_is_documented_and_its_parameters_have_names_of_their_own() {
     // Calls from Python give `from` by position, as PyTorch's programs do.
@@ -58,7 +62,6 @@ fn every_operation_is_documented_and_its_parameters_have_names_of_their_own() {
         }
         let required = operation.parameters.iter().position(|parameter| parameter.default.is_some());
         // A dtype at the end is a keyword, by which front ends tell overloads apart.
-        let may_follow = |parameter: &Parameter| parameter.default.is_some() || parameter.kind == Kind::DType;
         let is_sorted = required.is_none_or(|first| operation.parameters[first..].iter().all(may_follow));
         assert!(is_sorted, "{name}: a parameter without a default follows one with a default");
         let has_self = operation.parameters.first().is_some_and(|first| first.kind == Kind::Tensor);

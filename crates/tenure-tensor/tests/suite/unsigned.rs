@@ -16,6 +16,11 @@ fn elements<T: Element>(result: tenure_tensor::Result<Tensor>) -> Vec<T> {
     result.unwrap().to_vec().unwrap()
 }
 
+/// Applies a function to each pair.
+fn each<U: Copy, R>(pairs: &[(U, U)], function: impl Fn(U, U) -> R) -> Vec<R> {
+    pairs.iter().map(|(a, b)| function(*a, *b)).collect()
+}
+
 /// Defines a module with the tests of one type.
 macro_rules! unsigned {
     ($name:ident, $type:ty, $dtype:ident) => {
@@ -45,43 +50,37 @@ macro_rules! unsigned {
                 fn arithmetic_wraps(pairs in pairs()) {
                     let (a, b): (Vec<U>, Vec<U>) = pairs.iter().copied().unzip();
                     let (x, y) = (tensor(&a), tensor(&b));
-                    let each = |function: fn(U, U) -> U| -> Vec<U> {
-                        pairs.iter().map(|(a, b)| function(*a, *b)).collect()
-                    };
-                    prop_assert_eq!(elements::<U>(x.add(&y)), each(U::wrapping_add));
-                    prop_assert_eq!(elements::<U>(x.sub(&y)), each(U::wrapping_sub));
-                    prop_assert_eq!(elements::<U>(x.mul(&y)), each(U::wrapping_mul));
-                    prop_assert_eq!(elements::<U>(x.add_scaled(&y, 3)), each(|a, b| a.wrapping_add(b.wrapping_mul(3))));
-                    prop_assert_eq!(elements::<U>(x.neg()), each(|a, _| a.wrapping_neg()));
-                    prop_assert_eq!(elements::<U>(x.square()), each(|a, _| a.wrapping_mul(a)));
+                    prop_assert_eq!(elements::<U>(x.add(&y)), each(&pairs, U::wrapping_add));
+                    prop_assert_eq!(elements::<U>(x.sub(&y)), each(&pairs, U::wrapping_sub));
+                    prop_assert_eq!(elements::<U>(x.mul(&y)), each(&pairs, U::wrapping_mul));
+                    prop_assert_eq!(elements::<U>(x.add_scaled(&y, 3)), each(&pairs, |a, b| a.wrapping_add(b.wrapping_mul(3))));
+                    prop_assert_eq!(elements::<U>(x.neg()), each(&pairs, |a, _| a.wrapping_neg()));
+                    prop_assert_eq!(elements::<U>(x.square()), each(&pairs, |a, _| a.wrapping_mul(a)));
                     prop_assert_eq!(elements::<U>(x.abs()), a.clone());
-                    prop_assert_eq!(elements::<U>(x.sign()), each(|a, _| a.min(1)));
+                    prop_assert_eq!(elements::<U>(x.sign()), each(&pairs, |a, _| a.min(1)));
                     prop_assert_eq!(elements::<U>(x.pow(&y.remainder(&tensor(&[50 as U])).unwrap())),
-                        each(|a, b| a.wrapping_pow((b % 50) as u32)));
+                        each(&pairs, |a, b| a.wrapping_pow((b % 50) as u32)));
                     let divisor = y.maximum(1).unwrap();
-                    prop_assert_eq!(elements::<U>(x.div_floor(&divisor)), each(|a, b| a / b.max(1)));
-                    prop_assert_eq!(elements::<U>(x.div_trunc(&divisor)), each(|a, b| a / b.max(1)));
-                    prop_assert_eq!(elements::<U>(x.remainder(&divisor)), each(|a, b| a % b.max(1)));
-                    prop_assert_eq!(elements::<U>(x.fmod(&divisor)), each(|a, b| a % b.max(1)));
+                    prop_assert_eq!(elements::<U>(x.div_floor(&divisor)), each(&pairs, |a, b| a / b.max(1)));
+                    prop_assert_eq!(elements::<U>(x.div_trunc(&divisor)), each(&pairs, |a, b| a / b.max(1)));
+                    prop_assert_eq!(elements::<U>(x.remainder(&divisor)), each(&pairs, |a, b| a % b.max(1)));
+                    prop_assert_eq!(elements::<U>(x.fmod(&divisor)), each(&pairs, |a, b| a % b.max(1)));
                 }
 
                 #[test]
                 fn bits_and_shifts(pairs in pairs(), by in 0..70_u8) {
                     let (a, b): (Vec<U>, Vec<U>) = pairs.iter().copied().unzip();
                     let (x, y) = (tensor(&a), tensor(&b));
-                    let each = |function: &dyn Fn(U, U) -> U| -> Vec<U> {
-                        pairs.iter().map(|(a, b)| function(*a, *b)).collect()
-                    };
-                    prop_assert_eq!(elements::<U>(x.bitwise_and(&y)), each(&|a, b| a & b));
-                    prop_assert_eq!(elements::<U>(x.bitwise_or(&y)), each(&|a, b| a | b));
-                    prop_assert_eq!(elements::<U>(x.bitwise_xor(&y)), each(&|a, b| a ^ b));
-                    prop_assert_eq!(elements::<U>(x.bitwise_not()), each(&|a, _| !a));
+                    prop_assert_eq!(elements::<U>(x.bitwise_and(&y)), each(&pairs, |a, b| a & b));
+                    prop_assert_eq!(elements::<U>(x.bitwise_or(&y)), each(&pairs, |a, b| a | b));
+                    prop_assert_eq!(elements::<U>(x.bitwise_xor(&y)), each(&pairs, |a, b| a ^ b));
+                    prop_assert_eq!(elements::<U>(x.bitwise_not()), each(&pairs, |a, _| !a));
                     let shift = tensor(&vec![U::from(by); a.len()]);
                     let by = u32::from(by);
-                    prop_assert_eq!(elements::<U>(x.shift_left(&shift)), each(&|a, _| a.checked_shl(by).unwrap_or(0)));
-                    prop_assert_eq!(elements::<U>(x.shift_right(&shift)), each(&|a, _| a.checked_shr(by).unwrap_or(0)));
+                    prop_assert_eq!(elements::<U>(x.shift_left(&shift)), each(&pairs, |a, _| a.checked_shl(by).unwrap_or(0)));
+                    prop_assert_eq!(elements::<U>(x.shift_right(&shift)), each(&pairs, |a, _| a.checked_shr(by).unwrap_or(0)));
                     // A shift by these numbers leaves nothing, unless they are small.
-                    let shifted = each(&|a, b| u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0));
+                    let shifted = each(&pairs, |a, b| u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0));
                     prop_assert_eq!(elements::<U>(x.shift_right(&y)), shifted);
                 }
 
@@ -89,16 +88,13 @@ macro_rules! unsigned {
                 fn comparisons_and_extremes(pairs in pairs()) {
                     let (a, b): (Vec<U>, Vec<U>) = pairs.iter().copied().unzip();
                     let (x, y) = (tensor(&a), tensor(&b));
-                    let each = |function: fn(&U, &U) -> bool| -> Vec<bool> {
-                        pairs.iter().map(|(a, b)| function(a, b)).collect()
-                    };
-                    prop_assert_eq!(elements::<bool>(x.eq(&y)), each(|a, b| a == b));
-                    prop_assert_eq!(elements::<bool>(x.ne(&y)), each(|a, b| a != b));
-                    prop_assert_eq!(elements::<bool>(x.lt(&y)), each(|a, b| a < b));
-                    prop_assert_eq!(elements::<bool>(x.le(&y)), each(|a, b| a <= b));
-                    prop_assert_eq!(elements::<bool>(x.gt(&y)), each(|a, b| a > b));
-                    prop_assert_eq!(elements::<bool>(x.ge(&y)), each(|a, b| a >= b));
-                    prop_assert_eq!(elements::<bool>(x.logical_not()), each(|a, _| *a == 0));
+                    prop_assert_eq!(elements::<bool>(x.eq(&y)), each(&pairs, |a, b| a == b));
+                    prop_assert_eq!(elements::<bool>(x.ne(&y)), each(&pairs, |a, b| a != b));
+                    prop_assert_eq!(elements::<bool>(x.lt(&y)), each(&pairs, |a, b| a < b));
+                    prop_assert_eq!(elements::<bool>(x.le(&y)), each(&pairs, |a, b| a <= b));
+                    prop_assert_eq!(elements::<bool>(x.gt(&y)), each(&pairs, |a, b| a > b));
+                    prop_assert_eq!(elements::<bool>(x.ge(&y)), each(&pairs, |a, b| a >= b));
+                    prop_assert_eq!(elements::<bool>(x.logical_not()), each(&pairs, |a, _| a == 0));
                     let larger: Vec<U> = pairs.iter().map(|(a, b)| *a.max(b)).collect();
                     let smaller: Vec<U> = pairs.iter().map(|(a, b)| *a.min(b)).collect();
                     prop_assert_eq!(elements::<U>(x.maximum(&y)), larger);
