@@ -17,7 +17,7 @@ use rustix::net::{
 /// The most descriptors that come with a message.
 pub const MAX_DESCRIPTORS: usize = 64;
 
-/// What one call received.
+/// The bytes and file descriptors that one call received.
 #[derive(Debug)]
 pub struct Received {
     /// The number of bytes.

@@ -21,7 +21,7 @@ impl Unforked {
     /// Opens a descriptor with `open`. No thread can fork meanwhile.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The errors of `open`.
     pub fn new<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {

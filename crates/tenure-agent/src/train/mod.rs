@@ -64,7 +64,7 @@ pub struct TrainProgress {
     pub validation: f64,
 }
 
-/// What [`train`] has just done.
+/// A step that [`train`] has just done.
 #[derive(Clone, Copy, Debug)]
 pub enum TrainEvent<'a> {
     /// It made a problem to train on.
