@@ -71,24 +71,3 @@ pub fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     // SAFETY: the struct holds three integers, for which any bits are valid, and was zeroed before the call wrote them.
     Ok(unsafe { credentials.assume_init() })
 }
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    #[test]
-    fn a_peer_is_this_process_while_it_is_connected() {
-        let (a, b) = UnixStream::pair().unwrap();
-        let peer = Peer::of(a.as_fd()).unwrap();
-        assert_eq!((peer.pid, peer.uid), (Some(std::process::id()), rustix::process::getuid().as_raw()));
-        assert!(peer.exit.is_some());
-        b.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(Peer::of(a.as_fd()).unwrap().exit.is_some(), "it runs, and may read");
-        drop(b);
-        let peer = Peer::of(a.as_fd()).unwrap();
-        assert!(peer.pid.is_none() && peer.exit.is_none());
-    }
-}

@@ -14,5 +14,4 @@ mod layers;
 mod models;
 mod module;
 mod optim;
-mod purpose;
 mod sentence;

@@ -1,4 +1,5 @@
-//! Tests of the purposes of allocations, as an allocator sees them.
+//! A test of the purposes of allocations, as the process's allocator sees them: it is a program of its own.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 
