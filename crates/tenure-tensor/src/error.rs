@@ -84,6 +84,12 @@ pub enum TensorError {
         /// The dtype.
         dtype: DType,
     },
+    /// A factorization or a solver in a build without the feature `linalg`.
+    #[error("{op} is not in this build: build it with the feature `linalg`")]
+    NoLinalg {
+        /// The operation.
+        op: &'static str,
+    },
     /// An index out of range.
     #[error("{op}: index {index} is out of range for dimension {dim} of size {size}")]
     Index {

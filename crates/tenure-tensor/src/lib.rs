@@ -39,6 +39,7 @@ pub mod observe;
 pub mod operation;
 #[forbid(unsafe_code)]
 pub mod ops;
+mod order;
 #[forbid(unsafe_code)]
 pub mod profile;
 #[forbid(unsafe_code)]

@@ -10,7 +10,7 @@ use tenure::core::{DType, Device};
 use tenure::tensor::Tensor;
 
 use super::dlpack::{ForeignArray, pinned_address};
-use super::{TensorObject, convert, exception, wrapped};
+use super::{TensorObject, dtype, exception, wrapped};
 
 /// Returns the format of a dtype's elements in the module `struct`, if it has one.
 fn format_of(dtype: DType) -> Option<&'static CStr> {
@@ -139,7 +139,7 @@ pub(crate) fn frombuffer<'py>(
     offset: isize,
     requires_grad: bool,
 ) -> PyResult<Bound<'py, TensorObject>> {
-    let dtype = convert::dtype(dtype).ok_or_else(|| PyTypeError::new_err("dtype must be a tenure.dtype"))?;
+    let dtype = dtype::converted(dtype).ok_or_else(|| PyTypeError::new_err("dtype must be a tenure.dtype"))?;
     let held = ForeignBuffer::new(buffer, ffi::PyBUF_SIMPLE)?;
     let (first, length, size) = (held.0.buf.cast::<u8>(), held.0.len.unsigned_abs(), dtype.size());
     let start = offset.unsigned_abs();

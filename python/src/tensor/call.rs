@@ -11,13 +11,18 @@ use tenure::core::DType;
 use tenure::tensor::operation::{Argument, Kind, Operation, Output, Parameter};
 use tenure::tensor::{Scalar, Tensor};
 
-use super::convert::{self, OwnedArgument};
-use super::functions::Overloads;
-use super::{TensorObject, exception, results, wrapped};
+use super::argument::{OwnedArgument, argument};
+use super::{TensorObject, convert, exception, results, wrapped};
 
 /// The number of elements from which on a call lets other Python threads run while it computes. The result of a
 /// broadcast may have the square of it.
 const ELEMENTS_TO_DETACH: usize = 1024;
+
+/// The operations of one name.
+pub(super) struct Overloads {
+    pub(super) name: &'static str,
+    pub(super) operations: Vec<&'static Operation>,
+}
 
 /// The arguments of a call, as Python gives them.
 pub(super) struct GivenArguments<'py> {
@@ -169,7 +174,7 @@ fn bind<'py>(
             continue;
         }
         let Some(value) = value else { continue };
-        match convert::argument(value, parameter.kind)? {
+        match argument(value, parameter.kind)? {
             Some(argument) => arguments.push(argument),
             None => return Ok(Err(Mismatch::Type { parameter, given: value.clone() })),
         }

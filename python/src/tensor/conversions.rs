@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use tenure::core::{DType, Device};
 use tenure::tensor::{Scalar, Tensor};
 
-use super::{TensorObject, convert, data, exception, wrapped};
+use super::{TensorObject, convert, data, device, dtype, exception, wrapped};
 
 /// Returns the tensor in a dtype: the object itself if it has that dtype.
 fn converted<'py>(tensor: &Bound<'py, TensorObject>, dtype: DType) -> PyResult<Bound<'py, TensorObject>> {
@@ -34,10 +34,10 @@ fn filled<'py>(
     let sizes = convert::integers(&size)?
         .ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("sizes are integers, or one sequence of integers"))?;
     let sizes = convert::sizes(&sizes)?;
-    let dtype = data::asked_dtype(dtype)?.unwrap_or(tensor.dtype());
+    let dtype = dtype::asked(dtype)?.unwrap_or(tensor.dtype());
     let device = match device.filter(|device| !device.is_none()) {
         None => tensor.device(),
-        device => data::asked_device(device)?,
+        device => device::asked(device)?,
     };
     let made = like.py().detach(|| Tensor::full(&sizes, value, dtype, device)?.requires_grad_(requires_grad));
     wrapped(like.py(), made.map_err(exception)?)
@@ -140,10 +140,10 @@ impl TensorObject {
         requires_grad: bool,
     ) -> PyResult<Bound<'py, Self>> {
         let like = slf.get().tensor();
-        let dtype = data::asked_dtype(dtype)?.unwrap_or(like.dtype());
+        let dtype = dtype::asked(dtype)?.unwrap_or(like.dtype());
         let device: Device = match device.filter(|device| !device.is_none()) {
             None => like.device(),
-            device => data::asked_device(device)?,
+            device => device::asked(device)?,
         };
         let made = data::tensor_of(data, Some(dtype), device)?;
         wrapped(slf.py(), made.requires_grad_(requires_grad).map_err(exception)?)

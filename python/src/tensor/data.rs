@@ -6,7 +6,7 @@ use pyo3::types::{PyList, PySequence, PyString};
 use tenure::core::{DType, Device};
 use tenure::tensor::{Scalar, Tensor};
 
-use super::{TensorObject, buffer, convert, dlpack, dtype, exception, wrapped};
+use super::{TensorObject, buffer, convert, device, dlpack, dtype, exception, wrapped};
 
 /// Returns a new tensor with the values of an object: a number, nested sequences of numbers, an array or a tensor.
 /// Without a dtype, the values decide it.
@@ -129,7 +129,7 @@ pub(crate) fn tensor<'py>(
     device: Option<&Bound<'py, PyAny>>,
     requires_grad: bool,
 ) -> PyResult<Bound<'py, TensorObject>> {
-    let made = tensor_of(data, asked_dtype(dtype)?, asked_device(device)?)?;
+    let made = tensor_of(data, dtype::asked(dtype)?, device::asked(device)?)?;
     wrapped(data.py(), if requires_grad { made.requires_grad_(true).map_err(exception)? } else { made })
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn asarray<'py>(
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, TensorObject>> {
     let py = data.py();
-    let dtype = asked_dtype(dtype)?;
+    let dtype = dtype::asked(dtype)?;
     let source = match convert::tensor(data) {
         Some(tensor) => Some(tensor),
         None => match shared(data, copy)? {
@@ -165,10 +165,10 @@ pub(crate) fn asarray<'py>(
         if copy == Some(false) {
             return Err(PyValueError::new_err("numbers and sequences cannot become a tensor without a copy"));
         }
-        return wrapped(py, tensor_of(data, dtype, asked_device(device)?)?);
+        return wrapped(py, tensor_of(data, dtype, device::asked(device)?)?);
     };
     let device = match device {
-        Some(device) => asked_device(Some(device))?,
+        Some(device) => device::asked(Some(device))?,
         None => source.device(),
     };
     let dtype = dtype.unwrap_or(source.dtype());
@@ -183,23 +183,6 @@ pub(crate) fn asarray<'py>(
         };
     }
     wrapped(py, py.detach(|| copied(&source, Some(dtype), device)).map_err(exception)?)
-}
-
-/// Returns the dtype that a caller asks for.
-pub(super) fn asked_dtype(dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Option<DType>> {
-    dtype
-        .filter(|dtype| !dtype.is_none())
-        .map(|dtype| convert::dtype(dtype).ok_or_else(|| PyTypeError::new_err("dtype must be a tenure.dtype")))
-        .transpose()
-}
-
-/// Returns the device that a caller asks for; by default the CPU.
-pub(super) fn asked_device(device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
-    match device.filter(|device| !device.is_none()) {
-        None => Ok(Device::CPU),
-        Some(device) => convert::device(device)?
-            .ok_or_else(|| PyTypeError::new_err("device must be a name such as 'cuda:0', a number or a tenure.device")),
-    }
 }
 
 /// Returns the dtype that a number has without a dtype. An integer that does not fit `int64` needs one.

@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use tenure::core::Device;
 use tenure_device::functions;
 
@@ -53,7 +54,7 @@ impl DeviceObject {
     #[new]
     #[pyo3(signature = (r#type, index = None))]
     fn new_object(r#type: &Bound<'_, PyAny>, index: Option<i64>) -> PyResult<Self> {
-        let device = convert::device(r#type)?
+        let device = converted(r#type)?
             .ok_or_else(|| PyTypeError::new_err("a device is given by a name, a number or another device"))?;
         match index {
             None => Ok(Self { device }),
@@ -94,5 +95,31 @@ impl DeviceObject {
 
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {
         Ok((slf.get_type().into_any().unbind(), (slf.get().device.to_string(),)))
+    }
+}
+
+/// Converts a device, its name, or the number of a CUDA device.
+///
+/// # Errors
+/// A string that names no device.
+pub(super) fn converted(object: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
+    if let Ok(device) = object.cast::<DeviceObject>() {
+        return Ok(Some(device.get().device()));
+    }
+    if let Ok(name) = object.cast::<PyString>() {
+        return parsed(&name.to_cow()?).map(Some);
+    }
+    match convert::integer(object)? {
+        Some(number) => numbered(number).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Returns the device that a caller asks for; by default the CPU.
+pub(super) fn asked(device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
+    match device.filter(|device| !device.is_none()) {
+        None => Ok(Device::CPU),
+        Some(device) => converted(device)?
+            .ok_or_else(|| PyTypeError::new_err("device must be a name such as 'cuda:0', a number or a tenure.device")),
     }
 }

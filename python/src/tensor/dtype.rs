@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyFloat, PyInt};
 use tenure::core::DType;
 use tenure::tensor::precision;
 
-use super::convert;
 use crate::errors::complaint;
 
 /// The type of a tensor's elements, such as `tenure.float32`.
@@ -99,12 +100,12 @@ pub(crate) fn get_default_dtype(py: Python<'_>) -> PyResult<Py<DTypeObject>> {
 ///     A floating-point dtype.
 #[pyfunction]
 pub(crate) fn set_default_dtype(d: &Bound<'_, PyAny>) -> PyResult<()> {
-    match convert::dtype(d).filter(|dtype| dtype.is_floating()) {
+    match converted(d).filter(|dtype| dtype.is_floating()) {
         Some(dtype) => {
             DEFAULT.store(dtype as u8, Ordering::Relaxed);
             Ok(())
         }
-        None => Err(pyo3::exceptions::PyTypeError::new_err("the default dtype must be a floating-point dtype")),
+        None => Err(PyTypeError::new_err("the default dtype must be a floating-point dtype")),
     }
 }
 
@@ -137,4 +138,29 @@ pub(crate) fn tf32_in_convolutions() -> bool {
 #[pyfunction]
 pub(crate) fn allow_tf32_in_convolutions(is_allowed: bool) {
     precision::allow_tf32_in_convolutions(is_allowed);
+}
+
+/// Converts a dtype, or Python's `bool`, `int` or `float`.
+pub(super) fn converted(object: &Bound<'_, PyAny>) -> Option<DType> {
+    if let Ok(dtype) = object.cast::<DTypeObject>() {
+        return Some(dtype.get().dtype());
+    }
+    let py = object.py();
+    if object.is(py.get_type::<PyFloat>()) {
+        Some(default_dtype())
+    } else if object.is(py.get_type::<PyInt>()) {
+        Some(DType::I64)
+    } else if object.is(py.get_type::<PyBool>()) {
+        Some(DType::Bool)
+    } else {
+        None
+    }
+}
+
+/// Returns the dtype that a caller asks for.
+pub(super) fn asked(dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Option<DType>> {
+    dtype
+        .filter(|dtype| !dtype.is_none())
+        .map(|dtype| converted(dtype).ok_or_else(|| PyTypeError::new_err("dtype must be a tenure.dtype")))
+        .transpose()
 }

@@ -15,7 +15,7 @@ use tenure_capi::failure::Status;
 use tenure_capi::headers;
 use tenure_capi::tensors::value::{Returned, Value};
 
-use super::{DTypeObject, DeviceObject, GeneratorObject, TensorObject, convert, dtype};
+use super::{DTypeObject, DeviceObject, GeneratorObject, TensorObject, convert, device, dtype};
 use crate::errors::complaint;
 
 // Without documentation of its own: `__doc__` is the function's.
@@ -151,7 +151,7 @@ fn given(object: &Bound<'_, PyAny>) -> PyResult<Option<Given>> {
         return Ok(Some(Given::Plain(Value::dtype(dtype.get().dtype()))));
     }
     if object.is_instance_of::<DeviceObject>() {
-        return Ok(convert::device(object)?.map(|device| Given::Plain(Value::device(device))));
+        return Ok(device::converted(object)?.map(|device| Given::Plain(Value::device(device))));
     }
     if let Ok(generator) = object.cast::<GeneratorObject>() {
         return Ok(Some(Given::Generator(generator.get().generator())));

@@ -10,17 +10,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 use smallvec::SmallVec;
-use tenure::tensor::operation::{Form, Operation, Parameter, ResultKind};
+use tenure::tensor::operation::{Form, Parameter, ResultKind};
 use tenure::tensor::ops::OPERATIONS;
 
-use super::call::{self, GivenArguments};
+use super::call::{self, GivenArguments, Overloads};
 use super::results;
-
-/// The operations of one name.
-pub(super) struct Overloads {
-    pub(super) name: &'static str,
-    pub(super) operations: Vec<&'static Operation>,
-}
 
 /// The names of the table, in its order.
 static NAMES: LazyLock<Vec<Overloads>> = LazyLock::new(|| {

@@ -6,7 +6,7 @@ use tenure::core::{DType, Device};
 use tenure::tensor::Tensor;
 use tenure::tensor::random::{self, DefaultStates, Generator, GeneratorState};
 
-use super::device::DeviceObject;
+use super::device::{self, DeviceObject};
 use super::{TensorObject, convert, exception, wrapped};
 
 /// The seed of new generators, which is PyTorch's.
@@ -133,7 +133,7 @@ impl DefaultStatesObject {
 }
 
 fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Device> {
-    convert::device(object)?.ok_or_else(|| PyTypeError::new_err("a generator's device is a device or its name"))
+    device::converted(object)?.ok_or_else(|| PyTypeError::new_err("a generator's device is a device or its name"))
 }
 
 fn seed_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {

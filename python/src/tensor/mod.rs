@@ -1,5 +1,6 @@
 //! `tenure.Tensor`, and the functions on tensors.
 
+mod argument;
 mod autograd;
 mod buffer;
 mod call;
@@ -315,10 +316,10 @@ impl TensorObject {
     ) -> PyResult<Bound<'py, Self>> {
         let py = slf.py();
         let tensor = slf.get().tensor();
-        let mut to_dtype = data::asked_dtype(dtype)?;
-        let mut to_device = device.filter(|device| !device.is_none()).map(|device| data::asked_device(Some(device)));
+        let mut to_dtype = dtype::asked(dtype)?;
+        let mut to_device = device.filter(|device| !device.is_none()).map(|device| device::asked(Some(device)));
         for argument in args.iter() {
-            if let Some(dtype) = convert::dtype(&argument) {
+            if let Some(dtype) = dtype::converted(&argument) {
                 to_dtype = Some(dtype);
             } else if let Some(other) = convert::tensor(&argument) {
                 to_dtype = Some(other.dtype());
@@ -326,7 +327,7 @@ impl TensorObject {
             } else if let Ok(argument) = argument.cast::<pyo3::types::PyBool>() {
                 // PyTorch's positional `non_blocking`.
                 non_blocking |= argument.is_true();
-            } else if let Some(device) = convert::device(&argument)? {
+            } else if let Some(device) = device::converted(&argument)? {
                 to_device = Some(Ok(device));
             } else if !argument.is_none() {
                 let text =
@@ -364,7 +365,7 @@ impl TensorObject {
     fn cuda<'py>(slf: &Bound<'py, Self>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, Self>> {
         let device = match device.filter(|device| !device.is_none()) {
             None => device::current(),
-            Some(device) => data::asked_device(Some(device))?,
+            Some(device) => device::asked(Some(device))?,
         };
         Self::moved(slf, device)
     }

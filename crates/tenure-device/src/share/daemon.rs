@@ -1,58 +1,17 @@
-//! The memory daemon: its settings, how it starts and how it stops.
+//! The memory daemon: how it starts and how it stops.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tenure_ipc::Listener;
 
 use super::ShareError;
-use super::listener::{default_socket, listen};
+use super::config::DaemonConfig;
+use super::listener::listen;
 use super::server_thread::ServerThread;
 use super::service::Service;
 use super::store::Store;
-use crate::{Clock, Driver};
-
-/// Settings of a [`MemoryDaemon`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DaemonConfig {
-    /// The path of the socket that the daemon listens on.
-    pub socket: PathBuf,
-    /// The sizes of the pool's chunks, in bytes, taken when the daemon starts; empty for no pool. A process maps a
-    /// chunk as a whole, for reading or for writing. Each mapping costs time, so prefer a few large chunks.
-    pub pool: Vec<u64>,
-    /// The limit on the sum of all leased chunks, in bytes; `None`: as much as the device has.
-    pub chunk_limit_bytes: Option<u64>,
-    /// How long a process's work on the device may still run after the process has exited, where the driver does not
-    /// tell.
-    pub grace: Duration,
-    /// The user whose processes may connect. Only root can serve a user other than this process's own.
-    pub uid: u32,
-    /// The limit on connections at one time.
-    pub clients: u32,
-    /// How long a connection must be silent before the daemon may close it to make place for another. It closes the
-    /// connection that has been silent for longest among those that hold nothing.
-    pub idle: Duration,
-    /// The clock that measures all of the daemon's time limits.
-    pub clock: Clock,
-}
-
-impl Default for DaemonConfig {
-    /// Device 0's [default socket](default_socket), no pool, no limit on chunks, a grace of 2 s, this process's user,
-    /// 256 connections, idle after a minute, measured by the system's clock.
-    fn default() -> Self {
-        Self {
-            socket: default_socket(0),
-            pool: Vec::new(),
-            chunk_limit_bytes: None,
-            grace: Duration::from_secs(2),
-            uid: rustix::process::getuid().as_raw(),
-            clients: 256,
-            idle: Duration::from_secs(60),
-            clock: Clock::default(),
-        }
-    }
-}
+use crate::Driver;
 
 /// The daemon that owns memory of one device and leases it to other processes. It stops when dropped.
 ///

@@ -3,85 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::listener::listen;
 use super::store::Store;
-use super::{DaemonConfig, MemoryDaemon, ShareError};
+use super::{DaemonConfig, MemoryDaemon, ShareError, SharedCacheConfig};
 use crate::Driver;
-
-/// Sizes of a shared cache, in bytes.
-///
-/// Parameters come first, then the memory for computation, then the rest. Each part is a chunk of its own, so that a
-/// worker that may write one part cannot write another by mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SharedCacheConfig {
-    /// The size of the whole cache, in bytes.
-    pub pool_bytes: u64,
-    /// The size of the range for parameters, in bytes.
-    pub parameter_bytes: u64,
-    /// The size of the range for computation, in bytes.
-    pub computation_bytes: u64,
-}
-
-impl Default for SharedCacheConfig {
-    /// PipeSwitch's sizes: 1 GiB for parameters, 11 GiB for computation.
-    fn default() -> Self {
-        Self { pool_bytes: 12 << 30, parameter_bytes: 1 << 30, computation_bytes: 11 << 30 }
-    }
-}
-
-impl SharedCacheConfig {
-    /// Returns the chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
-    ///
-    /// # Errors
-    /// The two ranges are larger than the whole, or one of the two has size 0.
-    pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
-        for (setting, bytes) in
-            [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
-        {
-            if bytes == 0 {
-                let expected = "more than 0: a cache has a range for both".to_owned();
-                return Err(ShareError::InvalidSetting { setting, value: bytes.to_string(), expected });
-            }
-        }
-        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest_bytes()?];
-        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
-    }
-
-    /// Checks that the parameters end where a chunk ends. A device protects whole chunks: if one chunk held parameters
-    /// and a part of the range for computation, a worker that may write that range could also write parameters.
-    pub(super) fn check_border(&self, chunks: &[u64]) -> Result<(), ShareError> {
-        let mut ends = chunks.iter().scan(0, |end, bytes| {
-            *end += bytes;
-            Some(*end)
-        });
-        if ends.any(|end| end == self.parameter_bytes) {
-            return Ok(());
-        }
-        let parameters = self.parameter_bytes;
-        let others = self.pool_bytes - self.parameter_bytes;
-        let expected = format!(
-            "one of the daemon's chunks would hold parameters and memory that others write: serve them as chunks of their \
-             own, with `tenure memory daemon --chunks {parameters},{others}`"
-        );
-        Err(ShareError::InvalidSetting { setting: "parameter_bytes", value: parameters.to_string(), expected })
-    }
-
-    /// Returns how many bytes belong to neither range. Fails if the two ranges are larger than the whole.
-    pub(super) fn rest_bytes(&self) -> Result<u64, ShareError> {
-        let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
-        rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
-            setting: "pool_bytes",
-            value: self.pool_bytes.to_string(),
-            expected: format!(
-                "room for parameter_bytes = {} and computation_bytes = {}",
-                self.parameter_bytes, self.computation_bytes
-            ),
-        })
-    }
-}
 
 /// A shared cache in the process that owns its memory. After this is dropped, the memory goes back to the device as
 /// soon as no process maps it.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tenure_ipc::{Listener, Peer, Unforked};
 
 use super::client::LONGEST_WAIT;
-use super::daemon::DaemonConfig;
+use super::config::DaemonConfig;
 use super::lease::{Extent, HolderId, Leases};
 use super::socket::{Socket, SocketError};
 use super::store::{Store, is_listed};

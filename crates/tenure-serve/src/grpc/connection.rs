@@ -11,7 +11,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::calls::{self, Caller};
+use super::call::Caller;
+use super::dispatch::answer;
 use crate::service::connections::{Accepted, Connections};
 use crate::service::places::PlaceKind;
 use crate::service::shared::ServerShared;
@@ -67,7 +68,7 @@ impl GrpcConnection {
                         connection.graceful_shutdown();
                     }
                     let in_progress = place.begin();
-                    let answer = calls::answer(shared.clone(), places.clone(), caller, request, respond);
+                    let answer = answer(shared.clone(), places.clone(), caller, request, respond);
                     calls.spawn(async move {
                         let answered = answer.await;
                         drop(in_progress);

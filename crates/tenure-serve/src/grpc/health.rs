@@ -6,16 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 
-use super::calls::Call;
+use super::call::Call;
 use super::messages::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 use super::reflection;
 use super::wire::{Outgoing, frame};
 use crate::service::ServeError;
 use crate::service::shared::ServerShared;
-
-/// The paths of the calls.
-pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
-pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// The time after which a watched status is looked at again.
 const PERIOD: Duration = Duration::from_millis(250);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::calls::Call;
+use super::call::Call;
 use super::convert::{self, decode, infer_request, said};
 use super::messages::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::status;

@@ -25,11 +25,12 @@
 //! arrive within [`Limits::receive`](crate::service::Limits::receive). The metadata of every answer has `x-request-id`,
 //! which the client or the server chose, and under which [the log](crate::request_log) records the call.
 
-mod calls;
+mod call;
 mod connection;
 mod contents;
 mod convert;
 mod described;
+mod dispatch;
 mod health;
 mod infer;
 pub mod messages;

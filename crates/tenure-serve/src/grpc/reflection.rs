@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use prost::Message;
 
-use super::calls::Call;
+use super::call::Call;
 use super::convert::decode;
 use super::messages::{
     ErrorResponse, FileDescriptorResponse, ListServiceResponse, ReflectionAnswer, ReflectionQuery,

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::calls::Call;
+use super::call::Call;
 use super::convert::said;
 use super::messages::{
     CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,

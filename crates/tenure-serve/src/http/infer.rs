@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::body::receive;
-use super::routes::{ModelPath, Sharing, json_response};
+use super::route::{ModelPath, Sharing, json_response};
 use crate::protocol::{Encoded, Encoding, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Tensor, Wanted};
 use crate::service::shared::{Ending, ServerShared};
 use crate::service::work::{NUMBER_BYTES, aside};

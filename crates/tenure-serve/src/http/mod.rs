@@ -45,6 +45,7 @@ mod infer;
 mod openai;
 mod openapi;
 mod page;
+mod route;
 mod routes;
 mod server;
 mod shared_memory;

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::body::receive;
-use super::routes::{Route, Sharing, json, object};
+use super::route::{Route, Sharing, json, object};
 use crate::metrics::RequestOutcome;
 use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,

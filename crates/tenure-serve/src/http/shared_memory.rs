@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::body::receive;
-use super::routes::{Operator, Route, Sharing, json, object};
+use super::route::{Operator, Route, Sharing, json, object};
 use crate::service::ServeError;
 use crate::service::shared::ServerShared;
 use crate::shared_memory::{CudaRegistration, Region, RegionKind, SharedMemoryError, SystemRegion, SystemRegistration};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::RepositoryError;
 use super::files::{Folder, is_inside};
-use super::hugging_face::{self, HuggingFace, max_tokens};
+use super::positions::max_tokens;
 use crate::protocol::Datatype;
 
 const CONFIG: &str = "config.toml";
@@ -147,10 +147,13 @@ struct Written {
 }
 
 impl Config {
-    pub(super) fn read(folder: &Folder, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
-        if !folder.path(CONFIG).exists() && hugging_face::is_one(folder) {
-            return hugging_face.read(folder);
-        }
+    /// Returns whether a folder has the file of a configuration.
+    pub(super) fn is_in(folder: &Folder) -> bool {
+        folder.path(CONFIG).exists()
+    }
+
+    /// Reads the file of a folder's configuration.
+    pub(super) fn read(folder: &Folder) -> Result<Self, RepositoryError> {
         let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;
         let written: Written = toml::from_str(&text).map_err(|error| at_line(folder, &text, &error))?;
         let value = |key: &str, given: String, allowed| {

@@ -66,6 +66,7 @@ mod error;
 mod files;
 mod hugging_face;
 mod model;
+mod positions;
 mod scan;
 
 pub use config::{Batching, Config, Dimension, PythonFunction, TensorSpec, WeightDtype};

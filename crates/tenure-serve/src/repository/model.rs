@@ -13,7 +13,6 @@ use serde::Deserialize;
 use super::RepositoryError;
 use super::config::{Config, json};
 use super::files::{Folder, is_inside};
-use super::hugging_face::HuggingFace;
 
 /// A model of a repository. Two are equal if nothing that matters differs.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,14 +48,13 @@ struct Index {
 }
 
 impl StoredModel {
-    pub(super) fn read(root: &Path, name: ModelName, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
-        let folder = Folder::open(root, root.join(name.as_str()))?;
-        let config = Config::read(&folder, hugging_face)?;
+    /// Inspects the files that a folder's configuration names.
+    pub(super) fn read(name: ModelName, folder: &Folder, config: Config) -> Result<Self, RepositoryError> {
         let files =
-            config.weights.as_ref().map(|weights| WeightFile::named(&folder, weights)).transpose()?.unwrap_or_default();
-        let weights = files.iter().map(|file| WeightFile::look(&folder, file)).collect::<Result<_, _>>()?;
+            config.weights.as_ref().map(|weights| WeightFile::named(folder, weights)).transpose()?.unwrap_or_default();
+        let weights = files.iter().map(|file| WeightFile::look(folder, file)).collect::<Result<_, _>>()?;
         let code = config.python.as_ref().and_then(|python| python.file());
-        let code = code.map(|file| WeightFile::look(&folder, file)).transpose()?;
+        let code = code.map(|file| WeightFile::look(folder, file)).transpose()?;
         Ok(Self { name, config, weights, code, folder: folder.target().to_owned() })
     }
 

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io, path};
 
+use super::config::Config;
 use super::files::Folder;
-use super::hugging_face::{HuggingFace, encoder_path};
+use super::hugging_face::{self, HuggingFace, encoder_path};
 use super::{ModelName, RepositoryError, StoredModel};
 
 /// The files of which each configures a model.
@@ -126,6 +127,16 @@ impl Repository {
         Ok(Some(path))
     }
 
+    /// Reads a model's folder.
+    fn read(&mut self, name: ModelName) -> Result<StoredModel, RepositoryError> {
+        let folder = Folder::open(&self.root, self.root.join(name.as_str()))?;
+        let config = match !Config::is_in(&folder) && hugging_face::is_one(&folder) {
+            true => self.hugging_face.read(&folder)?,
+            false => Config::read(&folder)?,
+        };
+        StoredModel::read(name, &folder, config)
+    }
+
     /// Reads all folders again, except those whose names start with a dot.
     ///
     /// # Errors
@@ -136,7 +147,7 @@ impl Repository {
         let mut models = BTreeMap::new();
         let mut broken = BTreeMap::new();
         for name in names {
-            match name.parse().and_then(|name| StoredModel::read(&self.root, name, &mut self.hugging_face)) {
+            match name.parse().and_then(|name| self.read(name)) {
                 Ok(read) => {
                     let before = self.models.get(&read.name).filter(|before| ***before == read);
                     let model = before.cloned().unwrap_or_else(|| Arc::new(read));

@@ -9,8 +9,7 @@ use tenure_nn::networks::Network;
 use tenure_nn::switched::{Borrower, LentTerms};
 use tenure_tensor::Device;
 
-use super::message::{BorrowingDevice, Description, Lend};
-use super::process::OrderError;
+use super::message::{BorrowingDevice, Description, Lend, OrderError};
 use crate::executor::{BorrowedWeights, Computed, LentNetwork, ModelError, RawTensor};
 
 /// The most chunk descriptors that wait to be mapped: each is an open file.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tenure_nn::switched::{LentTerms, Measured};
-use tenure_switch::FirstUse;
+use tenure_switch::{FirstUse, SwitchError};
 use tenure_tensor::DType;
 
 use crate::executor::{Computed, ModelError, Placed, RawTensor, text};
@@ -52,6 +52,21 @@ pub(super) enum WorkerOrder {
     Abandon { batch: u64 },
     /// Asks for a sign of life. The worker answers with [`WorkerReport::Alive`], whatever it computes.
     Ask,
+}
+
+/// The reason why an order cannot be followed: the server made an error, or the device failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OrderError {
+    #[error("an image or a chunk without a descriptor")]
+    NoDescriptor,
+    #[error("the device cannot be used: {0}")]
+    Device(#[from] tenure_nn::Error),
+    #[error("unknown image {0}")]
+    NoImage(u64),
+    #[error("the image has no group {0}")]
+    NoGroup(usize),
+    #[error(transparent)]
+    Switch(#[from] SwitchError),
 }
 
 /// The CUDA device on which a worker borrows weights.

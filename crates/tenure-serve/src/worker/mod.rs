@@ -55,15 +55,16 @@ mod socket;
 mod subprocess;
 mod weights;
 mod worker_model;
+mod workers;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use process::run;
 
-pub(crate) use pool::Workers;
 pub(crate) use python::{Python, Pythons};
 pub(crate) use weights::LentWeights;
+pub(crate) use workers::Workers;
 
 /// The environment variable that marks a worker. A process that has it starts no workers, since these would start
 /// others in turn.

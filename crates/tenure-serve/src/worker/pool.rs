@@ -1,22 +1,17 @@
-//! The workers of a server: those that compute, each for one model at a time, and one that stands by.
+//! The pool of worker processes: those that compute, each for one model at a time, and one that stands by.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use std::{env, mem};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
-use tenure_nn::networks::Network;
 
+use super::WorkerCommand;
 use super::link::{LostOrder, Worker};
-use super::message::{BorrowingDevice, Failure, WorkerOrder, pack};
-use super::weights::LentWeights;
-use super::worker_model::WorkerModel;
-use super::{IS_WORKER, WorkerCommand};
-use crate::executor::{BatchControl, ComputeProcess, Computed, ModelError, ModelRunner, RawTensor};
-use crate::repository::StoredModel;
+use super::message::{Failure, WorkerOrder, pack};
+use crate::executor::{BatchControl, Computed, ModelError, RawTensor};
 
 /// The pause before the next start after several workers in a row ended at once: the first pause, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -25,15 +20,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The number of workers that end at once in a row after which a batch fails instead of waiting for the next worker.
 const MAX_FAILURES: u32 = 5;
 
-/// The worker processes. Dropping this ends them.
-pub(crate) struct Workers {
-    shared: Arc<WorkersShared>,
-    /// The thread that starts, asks and replaces workers.
-    keeper: Option<JoinHandle<()>>,
-}
-
-/// The state that all threads which use the workers share.
-pub(super) struct WorkersShared {
+/// The pool, which the keeper's thread and those that compute share.
+pub(super) struct WorkerPool {
     command: WorkerCommand,
     /// The first order of each worker.
     first: WorkerOrder,
@@ -74,107 +62,52 @@ struct AssignedWorker {
 
 /// A worker that computes for one caller. Dropping this makes it free again.
 struct BusyWorker<'a> {
-    shared: &'a WorkersShared,
+    pool: &'a WorkerPool,
     worker: Arc<Worker>,
 }
 
-impl Workers {
-    /// Starts workers that compute on the CPU, up to `max_computing` at once, and waits for the first.
-    ///
-    /// # Errors
-    /// The reason why the first worker does not start.
-    pub(crate) fn start(command: WorkerCommand, max_computing: usize, deaths: Counter) -> Result<Self, String> {
-        Self::start_on(None, max_computing, command, deaths)
-    }
-
-    /// Starts workers of which one at a time computes on a CUDA device, whose memory comes in chunks of `chunk_bytes`,
-    /// and waits for the first.
-    ///
-    /// # Errors
-    /// The errors of [`start`](Self::start); or a worker cannot use the device.
-    pub(crate) fn start_on_cuda(
-        index: u8,
-        chunk_bytes: u64,
-        command: WorkerCommand,
-        deaths: Counter,
-    ) -> Result<Self, String> {
-        Self::start_on(Some(BorrowingDevice { index, chunk_bytes }), 1, command, deaths)
-    }
-
-    /// Returns the weights of a model that workers compute on a CUDA device.
-    pub(crate) fn lent(&self, stored: &StoredModel) -> LentWeights {
-        LentWeights::new(Arc::clone(&self.shared), stored)
-    }
-
-    fn start_on(
-        device: Option<BorrowingDevice>,
-        max_computing: usize,
-        command: WorkerCommand,
-        deaths: Counter,
-    ) -> Result<Self, String> {
-        if env::var_os(IS_WORKER).is_some() {
-            return Err("this process is one: have its program call `worker::run` first".into());
-        }
-        let shared = Arc::new(WorkersShared {
+impl WorkerPool {
+    /// Returns a pool without workers. `first` is the first order of each.
+    pub(super) fn new(command: WorkerCommand, first: WorkerOrder, max_computing: usize, deaths: Counter) -> Self {
+        Self {
             command,
-            first: WorkerOrder::Start { device },
+            first,
             max_computing: max_computing.max(1),
             deaths,
             numbers: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
-        });
-        let keeping = Arc::clone(&shared);
-        let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());
-        let workers = Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) };
-        workers.shared.first()?.ready()?;
-        Ok(workers)
-    }
-}
-
-impl ComputeProcess for Workers {
-    fn max_batches(&self) -> usize {
-        self.shared.max_computing
+        }
     }
 
-    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn ModelRunner> {
-        Box::new(WorkerModel::new(Arc::clone(&self.shared), stored))
+    pub(super) fn max_computing(&self) -> usize {
+        self.max_computing
     }
 
-    fn end(&self) {
-        self.shared.state.lock().is_ending = true;
-        self.shared.changed.notify_all();
+    /// Makes [`keep`](Self::keep) end all workers and return.
+    pub(super) fn end(&self) {
+        self.state.lock().is_ending = true;
+        self.changed.notify_all();
     }
 
-    fn is_answering(&self) -> bool {
-        let state = self.shared.state.lock();
+    pub(super) fn is_answering(&self) -> bool {
+        let state = self.state.lock();
         state.failures < MAX_FAILURES && state.workers().all(|worker| worker.is_answering())
     }
 
-    fn processes(&self) -> Vec<u32> {
-        let state = self.shared.state.lock();
+    /// Returns the numbers of the processes.
+    pub(super) fn processes(&self) -> Vec<u32> {
+        let state = self.state.lock();
         state.workers().map(|worker| worker.pid()).collect()
     }
-}
 
-impl Drop for Workers {
-    /// Ends the workers, and waits until they have ended.
-    fn drop(&mut self) {
-        self.end();
-        if self.keeper.take().is_some_and(|keeper| keeper.join().is_err()) {
-            tracing::error!("the thread that starts workers panicked");
-        }
-    }
-}
-
-impl WorkersShared {
     /// Returns a number that was not used before.
     pub(super) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Waits for a worker and returns it.
-    fn first(&self) -> Result<Arc<Worker>, String> {
+    pub(super) fn first(&self) -> Result<Arc<Worker>, String> {
         let mut state = self.state.lock();
         loop {
             if let Some(worker) = state.workers().next() {
@@ -203,7 +136,7 @@ impl WorkersShared {
         loop {
             if let Some(worker) = state.take(model, self.max_computing) {
                 self.changed.notify_all();
-                return Ok(BusyWorker { shared: self, worker });
+                return Ok(BusyWorker { pool: self, worker });
             }
             self.wait_for_worker(&mut state)?;
         }
@@ -244,7 +177,7 @@ impl WorkersShared {
 
     /// Starts, asks and replaces workers, until the server ends; then ends them all. The calling thread starts all
     /// workers, since a worker ends with the thread that started it.
-    fn keep(self: &Arc<Self>) {
+    pub(super) fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
             // The first model finds a worker besides the one that stands by.
@@ -279,9 +212,9 @@ impl WorkersShared {
 
     /// Starts the worker that stands by.
     fn start(self: &Arc<Self>, state: &mut WorkersState) {
-        let shared = Arc::clone(self);
+        let pool = Arc::clone(self);
         // The callback of a worker that ends at once waits for this lock. So it finds the worker in `standby`.
-        match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
+        match Worker::start(&self.command, &self.first, move |worker, reason| pool.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;
                 state.standby = Some(worker);
@@ -363,7 +296,7 @@ impl AssignedWorker {
 
 impl Drop for BusyWorker<'_> {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.pool.state.lock();
         // A worker that ended is gone from the list.
         if let Some(index) = state.assigned.iter().position(|assigned| Arc::ptr_eq(&assigned.worker, &self.worker)) {
             let mut assigned = state.assigned.remove(index);
@@ -375,7 +308,7 @@ impl Drop for BusyWorker<'_> {
             }
         }
         drop(state);
-        self.shared.changed.notify_all();
+        self.pool.changed.notify_all();
     }
 }
 

@@ -12,10 +12,12 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tenure_nn::networks::{self, Architectures};
-use tenure_switch::{Arrived, Mapped, SwitchError};
+use tenure_switch::{Arrived, Mapped};
 
 use super::loans::{Borrow, Loans};
-use super::message::{Description, Failure, Map, MessageError, Sizes, WorkerAnswer, WorkerOrder, WorkerReport, unpack};
+use super::message::{
+    Description, Failure, Map, MessageError, OrderError, Sizes, WorkerAnswer, WorkerOrder, WorkerReport, unpack,
+};
 use super::socket::{Incoming, Outgoing, receive};
 use crate::executor::{BorrowedWeights, BoundNetwork, Computed, ModelError, Placed};
 
@@ -110,21 +112,6 @@ struct BatchRun {
     weights: BatchWeights,
     inputs: Vec<Sizes>,
     payload: Bytes,
-}
-
-/// The reason why an order cannot be followed: the server made an error, or the device failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum OrderError {
-    #[error("an image or a chunk without a descriptor")]
-    NoDescriptor,
-    #[error("the device cannot be used: {0}")]
-    Device(#[from] tenure_nn::Error),
-    #[error("unknown image {0}")]
-    NoImage(u64),
-    #[error("the image has no group {0}")]
-    NoGroup(usize),
-    #[error(transparent)]
-    Switch(#[from] SwitchError),
 }
 
 impl Worker {

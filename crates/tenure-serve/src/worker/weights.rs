@@ -7,14 +7,14 @@ use tenure_nn::switched::{LentModel, SwitchedModel};
 
 use super::link::Worker;
 use super::message::{Description, Lend, WorkerOrder};
-use super::pool::WorkersShared;
+use super::pool::WorkerPool;
 use super::socket::Descriptor;
 use crate::executor::{BatchControl, Computed, ModelError, RawTensor};
 use crate::repository::StoredModel;
 
 /// The weights of a model, and their loan to a worker.
 pub(crate) struct LentWeights {
-    shared: Arc<WorkersShared>,
+    pool: Arc<WorkerPool>,
     model: u64,
     network: Description,
     loan: Option<OutgoingLoan>,
@@ -29,10 +29,10 @@ struct OutgoingLoan {
 }
 
 impl LentWeights {
-    pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let model = shared.next_number();
+    pub(super) fn new(pool: Arc<WorkerPool>, stored: &StoredModel) -> Self {
+        let model = pool.next_number();
         let network = Description::of(stored);
-        Self { shared, model, network, loan: None, worker: Weak::new() }
+        Self { pool, model, network, loan: None, worker: Weak::new() }
     }
 
     /// Computes the answers to inputs on the active worker. Lends it the weights first, if it does not have them; it
@@ -43,8 +43,8 @@ impl LentWeights {
         inputs: &[RawTensor],
         control: &BatchControl,
     ) -> Result<Computed, ModelError> {
-        let shared = Arc::clone(&self.shared);
-        let computed = shared.compute(self.model, inputs, control, |worker| match &self.loan {
+        let pool = Arc::clone(&self.pool);
+        let computed = pool.compute(self.model, inputs, control, |worker| match &self.loan {
             Some(loan) if worker.has_mapped(loan.number) => Ok(loan.number),
             _ => self.lend(worker, model),
         });
@@ -69,7 +69,7 @@ impl LentWeights {
     fn lend(&mut self, worker: &Arc<Worker>, model: &SwitchedModel) -> Result<u64, ModelError> {
         // An earlier loan was for a worker that is gone.
         self.give_back();
-        let loan = self.shared.next_number();
+        let loan = self.pool.next_number();
         let lent = model.lend()?;
         let chunks: Vec<_> = lent.chunks().collect();
         let order = WorkerOrder::Lend(Box::new(Lend {

@@ -8,13 +8,13 @@ use tenure_switch::Image;
 
 use super::link::Worker;
 use super::message::{Description, Map, MessageError, WorkerOrder};
-use super::pool::WorkersShared;
+use super::pool::WorkerPool;
 use crate::executor::{BatchControl, Computed, ModelError, ModelRunner, Placed, RawTensor};
 use crate::repository::StoredModel;
 
 /// The server's handle of a model that a worker computes.
 pub(super) struct WorkerModel {
-    shared: Arc<WorkersShared>,
+    pool: Arc<WorkerPool>,
     model: u64,
     network: Description,
     image: Mutex<Option<Arc<NumberedImage>>>,
@@ -30,10 +30,10 @@ struct NumberedImage {
 }
 
 impl WorkerModel {
-    pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let model = shared.next_number();
+    pub(super) fn new(pool: Arc<WorkerPool>, stored: &StoredModel) -> Self {
+        let model = pool.next_number();
         let network = Description::of(stored);
-        Self { shared, model, network, image: Mutex::default(), worker: Mutex::default() }
+        Self { pool, model, network, image: Mutex::default(), worker: Mutex::default() }
     }
 
     fn last_worker(&self) -> Option<Arc<Worker>> {
@@ -68,7 +68,7 @@ impl WorkerModel {
 
 impl ModelRunner for WorkerModel {
     fn bind(&self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
-        let bound = NumberedImage { number: self.shared.next_number(), image: Arc::clone(image), placed };
+        let bound = NumberedImage { number: self.pool.next_number(), image: Arc::clone(image), placed };
         *self.image.lock() = Some(Arc::new(bound));
         Ok(())
     }
@@ -78,12 +78,12 @@ impl ModelRunner for WorkerModel {
         if let (Some(bound), Some(worker)) = (bound, self.last_worker()) {
             worker.unmap(bound.number);
         }
-        self.shared.give_back(self.model);
+        self.pool.give_back(self.model);
     }
 
     fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<Computed, ModelError> {
         let bound = self.image.lock().clone().ok_or(ModelError::NoWeights)?;
-        self.shared.compute(self.model, inputs, control, |worker| {
+        self.pool.compute(self.model, inputs, control, |worker| {
             // A worker that the model had before may have been given to another, and still maps the image.
             if let Some(before) = self.last_worker().filter(|before| !Arc::ptr_eq(before, worker)) {
                 before.unmap(bound.number);
@@ -99,7 +99,7 @@ impl ModelRunner for WorkerModel {
 
 impl Drop for WorkerModel {
     fn drop(&mut self) {
-        self.shared.give_back(self.model);
+        self.pool.give_back(self.model);
         if let Some(worker) = self.last_worker() {
             // A few bytes never exceed the limit.
             let _ = worker.send(&WorkerOrder::Forget { model: self.model }, Vec::new(), None);

@@ -3,9 +3,10 @@
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use super::elementwise::{self, block_of, for_each_block, vectorized};
+use super::elementwise::{self, block_of, for_each_block};
 use super::math::Math;
 use super::pointwise::{Curve, PointwiseKernel, binary, unary};
+use super::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};
 

@@ -4,8 +4,9 @@
 //! the blocks so far. Queries are taken a panel at a time, transposed. So every product finds its operands in the order
 //! of its registers, and the softmax runs along queries without a sum across a vector.
 
-use super::gemm::{Matrix, Multiply};
+use super::gemm::Multiply;
 use super::math::Math;
+use super::matrix::Matrix;
 use super::random::{kept, limit};
 use super::{in_f32, scratch, scratch_of, widened};
 use crate::element::Element;

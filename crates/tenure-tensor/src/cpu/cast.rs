@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::elementwise::vectorized;
+use super::vectorized;
 use crate::element::signed;
 use crate::{DType, Number};
 

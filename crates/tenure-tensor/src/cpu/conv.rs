@@ -5,8 +5,9 @@
 //! product packs nothing again.
 
 use super::depthwise_conv::Grid;
-use super::gemm::{Matrix, Multiply};
+use super::gemm::Multiply;
 use super::im2col::{Im2col, ImageStrides, PANEL, SLACK};
+use super::matrix::Matrix;
 use super::shared_memory::{DisjointSlice, unbound};
 use super::{in_f32, scratch, scratch_of, widened};
 use crate::geometry::Geometry;

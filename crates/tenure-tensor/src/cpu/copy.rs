@@ -117,7 +117,7 @@ fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, ac
 /// # Safety
 /// Both must have `SIDE` lines of `SIDE` elements, which do not overlap.
 unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: usize, to: *mut u8, down: usize) {
-    elementwise::vectorized!({
+    super::vectorized!({
         // SAFETY: as the caller promises.
         let lines: [[T; SIDE]; SIDE] =
             arrays::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });

@@ -6,10 +6,10 @@
 
 use std::array;
 
-use super::elementwise::vectorized;
 use super::im2col::{Im2col, ImageStrides};
 use super::scratch;
 use super::shared_memory::{DisjointSlice, unbound};
+use super::vectorized;
 use crate::{Access, Device, Number, Result, Tensor, arrays, threads};
 
 /// The largest number of rows in a group for which this is faster than a matrix product.

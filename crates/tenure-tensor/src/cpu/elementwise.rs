@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
 use super::strided::strided;
+use super::vectorized;
 use crate::elementwise::{Elementwise, ElementwiseOperand};
 use crate::{DType, Element, threads};
 
@@ -20,17 +21,6 @@ pub(super) const GRAIN: usize = 32 * 1024;
 
 /// The number of elements of a block that passes through buffers.
 const BLOCK: usize = 512;
-
-/// Runs a loop compiled for the widest vectors that the processor has.
-macro_rules! vectorized {
-    ($body:expr) => {
-        $crate::vectorized(
-            #[inline(always)]
-            || $body,
-        )
-    };
-}
-pub(super) use vectorized;
 
 /// Writes one value to all elements.
 pub(crate) fn nullary<O: Element>(iter: &Elementwise<'_>, value: O) {

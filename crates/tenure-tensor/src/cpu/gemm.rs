@@ -3,8 +3,9 @@
 //! The `gemm` crate multiplies on the calling thread; this module divides a product into tiles, by its sizes alone. The
 //! sum over the inner dimension is never divided.
 
-use super::elementwise::vectorized;
 use super::gemm_bf16;
+use super::matrix::{Matrix, first_matrix, place};
+use super::vectorized;
 use super::{in_f32, widened};
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
@@ -17,37 +18,6 @@ pub(crate) const PRODUCT: &[Entry<Product>] = on_cpu!(
     @ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64) (U16 i16) (U32 i32) (U64 i64)
 );
 pub(crate) const PRODUCT_OF_HALVES: &[Entry<Product>] = on_cpu!(@ product_of_halves, (F16 BF16));
-
-/// A matrix in memory: a pointer to its first element, and the distances of neighbours in elements.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<T> {
-    pub(crate) data: *mut T,
-    pub(crate) row: usize,
-    pub(crate) column: usize,
-}
-
-// SAFETY: the code that uses the pointer answers for what it reads and writes through it.
-unsafe impl<T: Send> Send for Matrix<T> {}
-// SAFETY: as for `Send`.
-unsafe impl<T: Sync> Sync for Matrix<T> {}
-
-impl<T> Matrix<T> {
-    #[inline]
-    pub(crate) fn new(data: *const T, row: usize, column: usize) -> Self {
-        Self { data: data.cast_mut(), row, column }
-    }
-
-    #[inline]
-    pub(crate) fn transposed(self) -> Self {
-        Self { row: self.column, column: self.row, ..self }
-    }
-
-    /// Returns the part of the matrix that begins at an element.
-    #[inline]
-    pub(crate) fn at(self, row: usize, column: usize) -> Self {
-        Self { data: self.data.wrapping_add(row * self.row + column * self.column), ..self }
-    }
-}
 
 /// An element type of matrix products.
 pub(crate) trait Multiply: Number {
@@ -166,12 +136,6 @@ fn begin(out: &Tensor, base: Option<(&Tensor, Scalar)>) -> Result<Scalar> {
     Ok(beta)
 }
 
-/// Returns the first matrix of a tensor whose elements begin at `data`.
-fn first_matrix<T>(data: *const u8, tensor: &Tensor) -> Matrix<T> {
-    let rank = tensor.rank();
-    Matrix::new(data.cast(), tensor.strides()[rank - 2], tensor.strides()[rank - 1])
-}
-
 fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, beta: Scalar) -> Result<()> {
     let mut access = Access::new("matmul", &[out], &[a, b])?;
     let rank = out.rank();
@@ -236,25 +200,6 @@ fn tile(batches: usize, [m, k, n]: [usize; 3]) -> (usize, usize) {
         }
     }
     (rows, columns)
-}
-
-/// Returns where a batch begins, in elements.
-fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
-    let mut place = 0;
-    for (size, stride) in sizes.iter().zip(strides).rev() {
-        place += batch % size * stride;
-        batch /= size;
-    }
-    place
-}
-
-/// Returns one of the matrices of a tensor.
-pub(super) fn matrix_of_batch<T>(data: *const u8, tensor: &Tensor, batch: usize) -> Matrix<T> {
-    let sizes = tensor.sizes();
-    let strides = tensor.strides();
-    let last = tensor.rank() - 1;
-    let place = place(batch, &sizes[..last - 1], strides);
-    Matrix::new(data.cast::<T>().wrapping_add(place), strides[last - 1], strides[last])
 }
 
 fn product_of_halves(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, alpha: Scalar) -> Result<()> {

@@ -6,7 +6,7 @@
 
 use half::bf16;
 
-use super::gemm::{Matrix, matrix_of_batch};
+use super::matrix::{Matrix, matrix_of_batch};
 use super::scratch;
 use super::shared_memory::{DisjointSlice, SharedPointer};
 use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, arrays, threads};
@@ -114,7 +114,7 @@ fn pack<const W: usize>(
             let width = W.min(n - panel % panels * W);
             // SAFETY: each panel is packed by one call.
             let to = unsafe { out.range(panel * W * pairs..(panel + 1) * W * pairs) };
-            super::elementwise::vectorized!({
+            super::vectorized!({
                 for (block, to) in to.as_chunks_mut::<W>().0.chunks_mut(BLOCK).enumerate() {
                     let from = matrix.at(2 * block * BLOCK, 0);
                     let rows = k - 2 * block * BLOCK;

@@ -2,8 +2,9 @@
 
 use std::slice;
 
-use super::elementwise::{GRAIN, vectorized};
+use super::elementwise::GRAIN;
 use super::gather::with_width;
+use super::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Result, Tensor, threads};
 

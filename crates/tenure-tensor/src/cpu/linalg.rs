@@ -2,6 +2,9 @@
 //!
 //! All tensors are contiguous, on the CPU, of one dtype, with matrices in their last two dimensions, and have elements.
 //! A function that can fail returns the number of the first matrix that it failed for, and the reason.
+//!
+//! Without the feature `linalg`, all functions return [`TensorError::NoLinalg`].
+#![cfg_attr(not(feature = "linalg"), expect(unused, reason = "the functions only say that the feature is missing"))]
 
 use std::array;
 
@@ -16,7 +19,10 @@ pub(crate) type Failed<F> = Option<(usize, F)>;
 
 /// Computes with the dtype's type of elements.
 macro_rules! with_real {
-    ($op:expr, $tensor:expr, $type:ident => $call:expr) => {
+    ($op:expr, $tensor:expr, $type:ident => $call:expr) => {{
+        #[cfg(not(feature = "linalg"))]
+        return Err(TensorError::NoLinalg { op: $op });
+        #[cfg(feature = "linalg")]
         match $tensor.dtype() {
             DType::F32 => {
                 type $type = f32;
@@ -28,7 +34,7 @@ macro_rules! with_real {
             }
             dtype => Err(TensorError::NoKernel { op: $op, device: $tensor.device().kind(), dtype }),
         }
-    };
+    }};
 }
 
 /// Computes lower triangular factors of symmetric matrices.

@@ -1,9 +1,10 @@
 //! Cross entropy.
 
-use super::elementwise::{GRAIN, vectorized};
+use super::elementwise::GRAIN;
 use super::math::Math;
 use super::shared_memory::{DisjointSlice, unbound};
 use super::softmax::{largest, sum_exp};
+use super::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
 

@@ -6,6 +6,7 @@ mod elementwise;
 mod elementwise_runs;
 mod gemm_bf16;
 mod lines;
+mod matrix;
 mod reduction;
 mod shared_memory;
 mod strided;
@@ -39,6 +40,17 @@ use tenure_core::{KeyId, Purpose, Site, Tag};
 
 use crate::autograd::no_grad;
 use crate::{DType, Device, Element, Layout, Result, Tensor};
+
+/// Runs a loop compiled for the widest vectors that the processor has.
+macro_rules! vectorized {
+    ($body:expr) => {
+        $crate::vectorized(
+            #[inline(always)]
+            || $body,
+        )
+    };
+}
+use vectorized;
 
 /// Makes a temporary tensor of a kernel, tagged as workspace.
 fn scratch(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {

@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 
-use super::elementwise::{GRAIN, block_of, for_each_block, vectorized};
+use super::elementwise::{GRAIN, block_of, for_each_block};
 use super::lines::sum;
 use super::math::Math;
 use super::reduction::{ElementReduction, reduce};
 use super::shared_memory::{DisjointSlice, unbound};
+use super::vectorized;
 use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, threads};

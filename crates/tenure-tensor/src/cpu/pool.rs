@@ -266,7 +266,7 @@ fn for_each_plane<T: Element>(
     let source = access.slice::<T>(0)?;
     let planes = out.numel().checked_div(pixels).unwrap_or(0);
     threads::for_each_range(planes, GRAIN.div_ceil(work.max(1)), |planes| {
-        super::elementwise::vectorized!(for number in planes.clone() {
+        super::vectorized!(for number in planes.clone() {
             // SAFETY: each plane of the output is taken once.
             let out = unsafe { to.plane(number, pixels) };
             plane(number, out, &source[number * from..][..from]);

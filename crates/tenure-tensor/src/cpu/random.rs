@@ -2,8 +2,8 @@
 
 use std::f64::consts::TAU;
 
-use super::elementwise::vectorized;
 use super::math::Math;
+use super::vectorized;
 use crate::kernel::on_cpu;
 use crate::random::{GeneratorState, low_and_high};
 use crate::{

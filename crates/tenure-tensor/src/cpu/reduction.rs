@@ -15,9 +15,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
-use super::elementwise::vectorized;
 use super::shared_memory::DisjointSlice;
 use super::strided::strided;
+use super::vectorized;
 use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 
 /// A reduction of the elements of `N` inputs to `K` outputs. Each output may have a parameter: a row's mean, for

@@ -1,9 +1,9 @@
 //! Softmax and log-softmax.
 
-use super::elementwise::vectorized;
 use super::lines::{WIDTH, for_each_line, larger, reduce_rows, sum};
 use super::math::Math;
 use super::shared_memory::{DisjointSlice, unbound};
+use super::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor};
 

@@ -1,6 +1,6 @@
 //! Copies between strided and contiguous elements.
 
-use super::elementwise::vectorized;
+use super::vectorized;
 
 /// Copies elements of one width between strided and contiguous memory.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::iteration_space::is_large;
+use super::iteration_space::{RANKS, is_large};
 use super::queue::{self, Host, Queue};
 use super::{computed, stored};
 use crate::elementwise::ElementwiseOperand;
@@ -16,9 +16,6 @@ const THREADS: u64 = 256;
 /// The largest number of elements of one thread, and the largest number of bytes that it moves at once.
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
-
-/// The numbers of dimensions that kernels are compiled for.
-pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
 /// An expression in CUDA C++ that computes one element of each output from one element of each input (`a`, `b`, ...)
 /// and from numbers (`n0`, `n1`, ...).

@@ -3,8 +3,7 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::RANKS;
-use super::iteration_space::{IterationSpace, padded, unit_type};
+use super::iteration_space::{IterationSpace, RANKS, padded, unit_type};
 use super::queue::{self, Queue, Sealed, TensorMemory, Touched};
 use super::{async_errors, on_cpu};
 use crate::access::Held;

@@ -7,12 +7,14 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use tenure_device::cuda::LaunchConfig;
 
-use super::elementwise::RANKS;
 use crate::elementwise::{Dims, coalesce};
 use crate::tuning;
 
 const SPACE: &str = include_str!("source/space.cu");
 const THREADS: usize = 256;
+
+/// The numbers of dimensions that kernels are compiled for.
+pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
 /// The largest number of bytes that a thread moves at once.
 const WIDEST: usize = 16;

@@ -10,7 +10,7 @@ use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;
 use crate::kernel::on_cuda;
-use crate::ops::sort::sort_keys;
+use crate::order::sort_keys;
 use crate::{Access, DType, Entry, Result, Tensor, tuning};
 
 pub(crate) const ORDER: &[Entry<Order>] = on_cuda!(all: order);

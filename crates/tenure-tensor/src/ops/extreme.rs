@@ -2,12 +2,13 @@
 
 use tenure_core::DType;
 
-use super::reduce::{Reduced, in_order, out_of_order};
+use super::reduce::Reduced;
 use super::view::signed;
 use crate::autograd::{Context, attach, attach_all};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, ReduceWith};
 use crate::operation::operations;
+use crate::order::{in_order, out_of_order};
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static EXTREME: Kernel<Extreme> = Kernel::new(

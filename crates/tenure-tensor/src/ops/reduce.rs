@@ -12,6 +12,7 @@ use crate::cpu;
 use crate::cpu::reduce::{Moments, Reduce, ReduceWith};
 use crate::element::computed;
 use crate::operation::operations;
+use crate::order::wide_integers;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static SUM: Kernel<Reduce> =
@@ -428,8 +429,8 @@ impl Reduced {
     pub(super) fn run(&self, kernel: &'static Kernel<Reduce>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         let _op = entered(kernel.name());
         let out = self.output(tensor, dtype)?;
-        let gathered = gathered(tensor)?;
-        kernel.find(gathered.device().kind(), gathered.dtype())?(&out, &gathered)?;
+        let terms = wide_integers(tensor)?;
+        kernel.find(terms.device().kind(), terms.dtype())?(&out, &terms)?;
         recipe::note(&out, kernel.name(), [tensor], [], || {
             let dims = self.clone();
             move |[x], []| dims.run(kernel, x, dtype)
@@ -447,27 +448,6 @@ impl Reduced {
         Ok(out.alias(out.layout().view(&sizes)?))
     }
 }
-
-/// Converts integers to `int64`, which they are reduced in.
-pub(super) fn gathered(tensor: &Tensor) -> Result<Tensor> {
-    let is_gathered = tensor.dtype().is_floating() || tensor.dtype() == DType::Bool;
-    if is_gathered { Ok(tensor.clone()) } else { no_grad(|| tensor.to_dtype(DType::I64)) }
-}
-
-/// Converts integers to `int64` as [`gathered`] does, in the same order: the largest of `uint64` becomes the largest of
-/// `int64`.
-pub(super) fn in_order(tensor: &Tensor) -> Result<Tensor> {
-    if tensor.dtype() == DType::U64 { gathered(&tensor.bitwise_xor(SIGN)?) } else { gathered(tensor) }
-}
-
-/// Converts the result of [`in_order`] back.
-pub(super) fn out_of_order(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
-    let tensor = tensor.to_dtype(dtype)?;
-    if dtype == DType::U64 { tensor.bitwise_xor(SIGN) } else { Ok(tensor) }
-}
-
-/// The bit of `int64` that is the sign.
-const SIGN: u64 = 1 << 63;
 
 /// Returns the dtype of sums.
 fn summed(dtype: DType) -> DType {

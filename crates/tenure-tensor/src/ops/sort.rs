@@ -3,12 +3,13 @@
 use tenure_core::DType;
 
 use super::pointwise::check_devices;
-use super::reduce::{floating, in_order};
+use super::reduce::floating;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::sort::Order;
 use crate::element::computed;
 use crate::operation::operations;
+use crate::order::sort_keys;
 use crate::{Kernel, Result, Tensor, TensorError, Value, cuda};
 
 static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::sort::ORDER[1], cuda::sort::ORDER]);
@@ -207,12 +208,6 @@ fn check_fractions(fractions: &[f64]) -> Result<()> {
         Some(q) => Err(TensorError::argument("quantile", format!("q must be from 0 to 1, got {q}"))),
         None => Ok(()),
     }
-}
-
-/// Returns elements that are in the same order: floats, or `int64` for all others.
-pub(crate) fn sort_keys(tensor: &Tensor) -> Result<Tensor> {
-    let keys = in_order(tensor)?;
-    if keys.dtype().is_floating() { Ok(keys) } else { keys.to_dtype(DType::I64) }
 }
 
 impl Tensor {

@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 
 use super::axis::{NARROW, WIDE};
 use super::chart::Chart;
-use super::svg::{Drawing, STYLE};
+use super::svg::{Drawing, STYLE, printable};
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
@@ -30,19 +30,6 @@ pub(super) fn document(title: &str, body: &Markup, footer: &str) -> String {
     });
     page.push('\n');
     page
-}
-
-/// Returns markup as text, with control characters escaped: XML does not allow them.
-pub(super) fn printable(markup: Markup) -> String {
-    let mut text = String::with_capacity(markup.0.len());
-    for character in markup.0.chars() {
-        if character.is_control() && character != '\n' {
-            text.extend(character.escape_unicode());
-        } else {
-            text.push(character);
-        }
-    }
-    text
 }
 
 /// Returns the beginning of a page: `extra` follows the title, and `facts` are names and values.

@@ -4,8 +4,6 @@ use std::fmt;
 
 use maud::{Markup, PreEscaped, html};
 
-use super::html::printable;
-
 /// Colours and strokes of drawings.
 pub(super) const STYLE: &str = include_str!("chart.css");
 
@@ -87,4 +85,17 @@ fn go(path: &mut String, start: f64, steps: impl Iterator<Item = (f64, f64)>) {
         *path += &format!("{begin}{y:.1}H{end:.1}");
         "V".clone_into(&mut begin);
     }
+}
+
+/// Returns markup as text, with control characters escaped: XML does not allow them.
+pub(super) fn printable(markup: Markup) -> String {
+    let mut text = String::with_capacity(markup.0.len());
+    for character in markup.0.chars() {
+        if character.is_control() && character != '\n' {
+            text.extend(character.escape_unicode());
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }

@@ -18,7 +18,6 @@ use tenure::core::Device;
 use tenure::device::memory::DeviceMemory;
 use tenure_device::{functions, memory};
 
-use super::data;
 use super::device::DeviceObject;
 use crate::errors::exception;
 
@@ -26,7 +25,7 @@ use crate::errors::exception;
 fn opened(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<&'static DeviceMemory> {
     let index = match device.filter(|device| !device.is_none()) {
         None => functions::current_device(),
-        Some(device) => cuda_index(data::asked_device(Some(device))?)?,
+        Some(device) => cuda_index(super::device::asked(Some(device))?)?,
     };
     py.detach(|| memory::device(index)).map_err(exception)
 }

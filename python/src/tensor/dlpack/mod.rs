@@ -115,7 +115,7 @@ pub(crate) fn from_dlpack<'py>(
     let tensor = match device.filter(|device| !device.is_none()) {
         None => tensor,
         Some(device) => {
-            let device = super::data::asked_device(Some(device))?;
+            let device = super::device::asked(Some(device))?;
             if device != tensor.device() && copy == Some(false) {
                 return Err(PyBufferError::new_err("another device needs a copy, which copy=False forbids"));
             }

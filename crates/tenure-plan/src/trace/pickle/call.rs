@@ -1,8 +1,6 @@
 //! The few calls of a pickle that only make data: NumPy scalars, `OrderedDict` and `defaultdict`. They are recognised by
 //! name and decoded here; nothing is imported or executed.
 
-use super::value::Value;
-
 /// A name that a pickle may import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Global {
@@ -58,33 +56,13 @@ impl Dtype {
             _ => return None,
         })
     }
-
-    /// Returns the scalar of this type that `bytes` hold.
-    pub(super) fn scalar(self, bytes: ShortBytes) -> Option<Value> {
-        let (Self::Signed(length) | Self::Unsigned(length) | Self::Float(length)) = self else {
-            return (bytes.length == 1).then_some(Value::Bool(bytes.bytes[0] != 0));
-        };
-        if length != bytes.length {
-            return None;
-        }
-        let word = u64::from_le_bytes(bytes.bytes);
-        Some(match self {
-            Self::Signed(length) => {
-                let unused_bits = u64::BITS - 8 * u32::from(length);
-                Value::Int((word << unused_bits) as i64 >> unused_bits)
-            }
-            Self::Float(4) => Value::Float(f64::from(f32::from_bits(word as u32))),
-            Self::Float(_) => Value::Float(f64::from_bits(word)),
-            Self::Bool | Self::Unsigned(_) => i64::try_from(word).map_or(Value::Large(word), Value::Int),
-        })
-    }
 }
 
 /// The bytes of a scalar, and zeros behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShortBytes {
-    length: u8,
-    bytes: [u8; 8],
+    pub(super) length: u8,
+    pub(super) bytes: [u8; 8],
 }
 
 impl ShortBytes {

@@ -213,7 +213,7 @@ impl<R: Copy> Machine<R> {
             (Value::Global(Global::NumpyDtype), Value::StrFirst(name)) => {
                 Dtype::from_name(self.strings.resolve(name)).map(Value::Dtype)
             }
-            (Value::Global(Global::NumpyScalar), Value::Scalar(dtype, bytes)) => dtype.scalar(bytes),
+            (Value::Global(Global::NumpyScalar), Value::Scalar(dtype, bytes)) => Value::scalar(dtype, bytes),
             (Value::Global(Global::Encode), Value::Strs(text, encoding))
                 if self.strings.resolve(encoding) == "latin1" =>
             {

@@ -90,6 +90,26 @@ impl Value {
             _ => Self::Tuple,
         }
     }
+
+    /// Returns the scalar of type `dtype` that `bytes` hold.
+    pub(super) fn scalar(dtype: Dtype, bytes: ShortBytes) -> Option<Self> {
+        let (Dtype::Signed(length) | Dtype::Unsigned(length) | Dtype::Float(length)) = dtype else {
+            return (bytes.length == 1).then_some(Self::Bool(bytes.bytes[0] != 0));
+        };
+        if length != bytes.length {
+            return None;
+        }
+        let word = u64::from_le_bytes(bytes.bytes);
+        Some(match dtype {
+            Dtype::Signed(length) => {
+                let unused_bits = u64::BITS - 8 * u32::from(length);
+                Self::Int((word << unused_bits) as i64 >> unused_bits)
+            }
+            Dtype::Float(4) => Self::Float(f64::from(f32::from_bits(word as u32))),
+            Dtype::Float(_) => Self::Float(f64::from_bits(word)),
+            Dtype::Bool | Dtype::Unsigned(_) => i64::try_from(word).map_or(Self::Large(word), Self::Int),
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

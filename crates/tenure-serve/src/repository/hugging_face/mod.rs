@@ -19,6 +19,7 @@ use tenure_nn::sentence::{ListedModule, MODULES, model_path};
 use self::datatype::StoredDatatypes;
 use super::config::{Config, PYTORCH, json};
 use super::files::{Folder, is_inside};
+use super::positions::max_tokens;
 use super::{Batching, Dimension, PythonFunction, RepositoryError, TensorSpec, WeightFile};
 use crate::protocol::Datatype;
 
@@ -42,12 +43,6 @@ const START_PYTHON: &str = "start the server with --python PROGRAM, a Python tha
 
 /// The remedy for folders whose inputs and outputs are not known.
 const WRITE_CONFIG: &str = "add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
-
-/// The keys for the number of positions, in different model types.
-const POSITIONS: [&str; 3] = ["max_position_embeddings", "n_positions", "max_seq_len"];
-
-/// Parts of the names of model types whose first positions are never used.
-const OFFSET_POSITIONS: [&str; 5] = ["roberta", "camembert", "mpnet", "longformer", "data2vec-text"];
 
 /// A reader of Hugging Face folders, which caches facts about unchanged files.
 #[derive(Debug, Default)]
@@ -195,24 +190,6 @@ fn tokens(names: &[&str]) -> Vec<TensorSpec> {
         .collect()
 }
 
-/// Returns the most tokens of a row for a model with these options, if its positions are limited.
-pub(super) fn max_tokens(options: &Map<String, Value>) -> Option<u64> {
-    let text = options.get("text_config").and_then(Value::as_object).unwrap_or(options);
-    // Relative positions have no limit.
-    if text.contains_key("relative_attention_num_buckets") {
-        return None;
-    }
-    let positions = POSITIONS.into_iter().find_map(|key| text.get(key)?.as_u64()).filter(|positions| *positions > 0)?;
-    let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    // RoBERTa's positions begin after that of the padding.
-    let unused = if OFFSET_POSITIONS.iter().any(|name| model_type.contains(name)) {
-        text.get("pad_token_id").and_then(Value::as_u64).unwrap_or(1) + 1
-    } else {
-        0
-    };
-    Some(positions.saturating_sub(unused).max(1))
-}
-
 /// Returns the class name of the stored model, if there is one.
 fn class(options: &Map<String, Value>) -> Option<&str> {
     options.get("architectures")?.get(0)?.as_str()
@@ -231,25 +208,4 @@ fn size(folder: &Folder, name: &str, key: &str, value: &Value) -> Result<Dimensi
 
 fn refusal(folder: &Folder, name: &str, key: &str, given: String, allowed: &'static str) -> RepositoryError {
     RepositoryError::Value { path: folder.path(name), key: key.into(), given, allowed }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_most_tokens_are_the_positions_that_the_model_uses() {
-        for (config, expected) in [
-            (r#"{"model_type": "bert", "max_position_embeddings": 512}"#, Some(512)),
-            (r#"{"model_type": "gpt2", "n_positions": 1024, "n_ctx": 7}"#, Some(1024)),
-            (r#"{"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}"#, Some(512)),
-            (r#"{"model_type": "x", "text_config": {"max_position_embeddings": 77}}"#, Some(77)),
-            (r#"{"model_type": "t5", "n_positions": 512, "relative_attention_num_buckets": 32}"#, None),
-            (r#"{"model_type": "xlnet", "max_position_embeddings": -1}"#, None),
-            (r#"{"model_type": "resnet"}"#, None),
-        ] {
-            let options: Map<String, Value> = serde_json::from_str(config).unwrap();
-            assert_eq!(max_tokens(&options), expected, "{config}");
-        }
-    }
 }

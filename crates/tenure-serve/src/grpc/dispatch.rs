@@ -1,43 +1,31 @@
-//! gRPC calls and their dispatch.
+//! The dispatch of gRPC calls.
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::request::Parts;
 use axum::http::{Method, Request, header};
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use prost::Message;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use super::convert::{decode, said};
+use super::call::{CHECK, Call, Caller, WATCH};
+use super::convert::said;
 use super::messages::{
     ModelConfigRequest, ModelConfigResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest,
     ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest,
     RepositoryIndexResponse, RepositoryModelRequest, RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse,
     ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
-use super::wire::{Incoming, Outgoing, frame, time_limit};
-use super::{health, reflection};
+use super::reflection;
+use super::wire::{Outgoing, frame};
 use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
 use crate::request_log::RequestRecord;
-use crate::service::body::BodyShare;
-use crate::service::places::PlaceKind;
+use crate::service::ServeError;
 use crate::service::shared::{ServerShared, refuse_parameters};
 use crate::service::work::guarded;
-use crate::service::{Peer, ServeError};
-
-const SERVICE: &str = "/inference.GRPCInferenceService/";
-
-/// The sender of a call.
-#[derive(Clone, Copy)]
-pub(super) struct Caller {
-    pub(super) peer: Peer,
-    pub(super) place: PlaceKind,
-}
 
 /// Answers a call once one of `places` is free. The call ends when the client cancels it.
 ///
@@ -78,7 +66,7 @@ async fn answer_call(mut call: Call<'_>, places: &Semaphore, mut outgoing: Outgo
     if call.method == "ModelStreamInfer" {
         return call.stream(outgoing).await;
     }
-    if call.path == health::WATCH {
+    if call.path == WATCH {
         return call.watch(outgoing).await;
     }
     if reflection::PATHS.contains(&call.path) {
@@ -99,81 +87,7 @@ fn is_grpc(head: &Parts) -> bool {
     head.method == Method::POST && matches!(kind, Some(b"application/grpc" | b"application/grpc+proto"))
 }
 
-/// The kind of a call, which says to which clients it is answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CallKind {
-    /// A health check, which needs neither a token nor a place.
-    Check,
-    /// A health check that lasts. It needs no token, and its number is limited by itself.
-    Watch,
-    /// Any other call.
-    Other,
-}
-
-impl CallKind {
-    fn of(path: &str) -> Self {
-        match path {
-            health::CHECK => Self::Check,
-            health::WATCH => Self::Watch,
-            path => match path.strip_prefix(SERVICE) {
-                Some("ServerLive" | "ServerReady") => Self::Check,
-                _ => Self::Other,
-            },
-        }
-    }
-}
-
-/// A call in progress.
-pub(super) struct Call<'a> {
-    pub(super) shared: &'a ServerShared,
-    pub(super) peer: Peer,
-    method: &'a str,
-    path: &'a str,
-    pub(super) arrived: Instant,
-    /// The time limit that the client set.
-    pub(super) limit: Option<Duration>,
-    pub(super) incoming: Incoming,
-    pub(super) share: BodyShare,
-}
-
-impl<'a> Call<'a> {
-    fn new(
-        shared: &'a ServerShared,
-        Caller { peer, place }: Caller,
-        head: &'a Parts,
-        body: RecvStream,
-        arrived: Instant,
-    ) -> Result<Self, ServeError> {
-        let path = head.uri.path();
-        let method = path.strip_prefix(SERVICE).unwrap_or_default();
-        let kind = CallKind::of(path);
-        if kind != CallKind::Check && place == PlaceKind::Reserve {
-            return Err(ServeError::Crowded);
-        }
-        if kind == CallKind::Other {
-            shared.authorize(&head.headers)?;
-        }
-        let limit = time_limit(&head.headers)?;
-        let incoming = Incoming::new(&head.headers, body, shared.limits)?;
-        Ok(Self { shared, peer, method, path, arrived, limit, incoming, share: shared.share() })
-    }
-
-    /// Waits until another call may begin. Health checks may always.
-    async fn place<'p>(&self, places: &'p Semaphore) -> Result<Option<SemaphorePermit<'p>>, ServeError> {
-        if CallKind::of(self.path) != CallKind::Other {
-            return Ok(None);
-        }
-        let place = match self.limit {
-            None => places.acquire().await,
-            Some(limit) => {
-                let in_time = timeout_at(self.arrived + limit, places.acquire()).await;
-                in_time.map_err(|_| ServeError::DeadlinePassed(limit))?
-            }
-        };
-        // The semaphore is closed when the server is gone.
-        place.map(Some).map_err(|_| ServeError::ShuttingDown)
-    }
-
+impl Call<'_> {
     /// Returns the framed answer to a call of one message.
     async fn unary(&mut self) -> Result<Bytes, ServeError> {
         // This call applies the limit itself once the model is known, and counts how it ends.
@@ -186,7 +100,7 @@ impl<'a> Call<'a> {
     }
 
     async fn other(&mut self) -> Result<Bytes, ServeError> {
-        if self.path == health::CHECK {
+        if self.path == CHECK {
             return self.check().await;
         }
         match self.method {
@@ -248,11 +162,6 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the error of a call that is not implemented.
-    pub(super) fn unknown(&self) -> ServeError {
-        ServeError::UnknownRoute(self.path.into())
-    }
-
     /// Answers that an unknown model is not ready. Triton reports no error in this case either.
     async fn model_ready(&mut self) -> Result<Bytes, ServeError> {
         let ModelReadyRequest { name, version } = self.message().await?;
@@ -261,10 +170,5 @@ impl<'a> Call<'a> {
             ready => ready?,
         };
         frame(&ModelReadyResponse { ready })
-    }
-
-    /// Receives the call's only message.
-    pub(super) async fn message<M: Message + Default>(&mut self) -> Result<M, ServeError> {
-        decode(self.incoming.only(&mut self.share).await?)
     }
 }
