@@ -96,7 +96,7 @@ pub(crate) enum PlannerName {
     Milp,
     /// Evolutionary search
     Evolutionary,
-    /// Neural networks that learned to plan on other programs
+    /// Neural networks that learned to plan on other programs (experimental)
     Marl,
     /// All of them, one after the other
     All,

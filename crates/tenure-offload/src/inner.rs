@@ -22,7 +22,8 @@ use crate::place::{OffloadTensor, TensorOwner};
 pub struct EngineOptions {
     /// The size in bytes below which saved tensors stay in memory.
     pub min_tensor_bytes: u64,
-    /// The destinations of spills, the fastest first.
+    /// The destinations of spills, the fastest first. A plan counts tiers from the memory of the budget, which is tier 0:
+    /// link `n` leads to tier `n + 1`.
     pub links: Vec<(SpillLink, Destination)>,
     /// The planner.
     pub planner: Box<dyn Planner + Send + Sync>,

@@ -1,6 +1,6 @@
 //! Saved tensors and residents: their handles, the place of their bytes, and the ways to recompute them.
 //!
-//! [`Place`] is the one value that says where a tensor's bytes are.
+//! [`Place`] is the one value that says where a tensor's bytes are. Which tier has spilled bytes, [`Stored`] knows.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -72,7 +72,8 @@ pub(crate) struct OffloadTensor {
 /// ```
 ///
 /// A tensor begins in memory. It also goes back there from `Spilled` and `Dropped` without a transfer if the front end
-/// still has the storage that it saved. Only residents are lent, and only saved tensors are dropped.
+/// still has the storage that it saved. Dropped bytes that were spilled before are `Spilled`. Only residents are lent,
+/// and only saved tensors are dropped.
 pub(crate) enum Place {
     /// The bytes are in memory. If they were spilled before, the spilled bytes stay, so that they need not be written
     /// again.

@@ -13,7 +13,7 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     saved: Vec<ProfiledTensor>,
-    residents: Vec<Resident>,
+    residents: Vec<ProfiledResident>,
     intervals: Vec<Interval>,
 }
 
@@ -39,7 +39,7 @@ pub struct ProfiledTensor {
 /// A resident: bytes that stay from step to step, such as an optimizer's state, and need not be in memory between their
 /// uses.
 #[derive(Clone, Debug, PartialEq)]
-struct Resident {
+struct ProfiledResident {
     key: String,
     bytes: u64,
     /// The intervals in which the bytes are used, in order.
@@ -109,7 +109,7 @@ impl Profile {
 
     /// Adds a resident, which stays from step to step.
     pub fn add_resident(&mut self, key: impl Into<String>, bytes: u64) -> ResidentIndex {
-        self.residents.push(Resident { key: key.into(), bytes, used: Vec::new() });
+        self.residents.push(ProfiledResident { key: key.into(), bytes, used: Vec::new() });
         ResidentIndex(self.residents.len() - 1)
     }
 
@@ -339,6 +339,7 @@ impl Profile {
     /// The budget is too small, however much is spilled.
     pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
         let (least_bytes, interval) = self.least_bytes();
+        // What every interval holds is no part of the problem: it only makes the budget smaller.
         let always_bytes = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
         let budget_bytes = machine.budget_bytes;
         let aside_bytes = machine.slack_bytes;
@@ -367,7 +368,7 @@ impl Profile {
                 recompute: saved.recipe.as_ref().map(|recipe| recipe.recompute(machine.launch_ns)),
             });
         }
-        for Resident { key, bytes, used } in &self.residents {
+        for ProfiledResident { key, bytes, used } in &self.residents {
             let access = ProblemAccess { tensor: tensors.len(), bytes: *bytes };
             for kernel in used.iter().filter(|used| **used < self.intervals.len()) {
                 kernels[*kernel].reads.push(access);
@@ -411,7 +412,7 @@ impl Profile {
         for ProfiledTensor { key, needs, .. } in &self.saved {
             needs.iter().for_each(|point| name(point + 1, &|| format!("in the backward pass, when it uses \"{key}\"")));
         }
-        for Resident { key, used, .. } in &self.residents {
+        for ProfiledResident { key, used, .. } in &self.residents {
             used.iter().for_each(|interval| name(*interval, &|| format!("when the optimizer uses \"{key}\"")));
         }
         names.into_iter().map(|name| name.unwrap_or_else(|| "at the end of the step".into())).collect()

@@ -56,7 +56,7 @@ pub struct Batch {
     pub evict: Vec<Eviction>,
 }
 
-/// Weights to be copied ahead of their requests' turn.
+/// Weights to be copied ahead of their requests' turn: the answer of [`Scheduler::prefetch`](super::Scheduler::prefetch).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// The device to copy to.

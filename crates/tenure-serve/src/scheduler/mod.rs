@@ -32,8 +32,12 @@
 //! switches. A request waits until it is due, and then only for requests that were due before it, for older requests of
 //! its class, and for the debts.
 //!
+//! **Waiting.** Beside its turn, a request waits for one of: more requests to fill its batch, up to the model's delay; a
+//! batch of its model that runs; room for the weights; a model that rests after a failure; a free device, which training
+//! in the background may have to leave first. The file `choice` decides it.
+//!
 //! **Batches.** A class is a model and a priority. A batch starts with the oldest request of a class. Other requests
-//! for the same model and of the same shape join it, by priority, then by age.
+//! for the same model and of the same shape join it, by priority, then by turn: clients take turns.
 //!
 //! **Outcomes.** Every accepted request has exactly one outcome: it is in the list that [`Scheduler::finished`]
 //! returns, or in a [`Decision::Answer`].

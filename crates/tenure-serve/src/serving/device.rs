@@ -1,4 +1,4 @@
-//! The devices of a service, each of which computes one batch after the other.
+//! The devices of a service. Each computes batches one after the other, or those of several models at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::core::Core;
-use super::requests::{Answer, Stage, Waiting};
+use super::requests::{Answer, PendingRequest, Stage};
 use crate::executor::OpenModel;
 use crate::protocol::{Datatype, InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
@@ -125,7 +125,7 @@ impl Core {
             ..RequestSpec::new(asked.id)
         };
         let (answer, answered) = oneshot::channel();
-        let waiting = Waiting {
+        let waiting = PendingRequest {
             id: asked.id,
             model: Arc::clone(&asked.model),
             stage: Stage::Queued(asked.rows_of_inputs(&rows)),

@@ -17,8 +17,9 @@ use crate::service::ServeError;
 /// The outputs of a request, or why there are none.
 pub(super) type Answer = Result<Vec<Tensor>, ServeError>;
 
-/// A request that is not answered yet.
-pub(super) struct Waiting {
+/// A request that is not answered yet: what the service keeps of it, beside what the scheduler does
+/// ([`RequestSpec`]).
+pub(super) struct PendingRequest {
     pub(super) id: ModelId,
     pub(super) model: Arc<OpenModel>,
     pub(super) rows: u32,
@@ -41,7 +42,7 @@ pub(super) enum Stage {
     Running(Instant),
 }
 
-impl Waiting {
+impl PendingRequest {
     /// Moves the request to a batch that is handed out at this time, and returns its inputs.
     fn begin(&mut self, chosen: Instant) -> Vec<Tensor> {
         match mem::replace(&mut self.stage, Stage::Running(chosen)) {
@@ -78,7 +79,7 @@ impl Waiting {
 /// The scheduler, and the requests that it has accepted and that are not answered yet. The service's lock guards it.
 pub(super) struct Requests {
     pub(super) scheduler: Scheduler,
-    waiting: HashMap<RequestId, Waiting>,
+    waiting: HashMap<RequestId, PendingRequest>,
 }
 
 impl Requests {
@@ -90,14 +91,19 @@ impl Requests {
     ///
     /// # Errors
     /// The scheduler refuses it.
-    pub(super) fn submit(&mut self, spec: RequestSpec, waiting: Waiting, now: Duration) -> Result<RequestId, Refusal> {
+    pub(super) fn submit(
+        &mut self,
+        spec: RequestSpec,
+        waiting: PendingRequest,
+        now: Duration,
+    ) -> Result<RequestId, Refusal> {
         let request = self.scheduler.submit(spec, now)?;
         self.waiting.insert(request, waiting);
         Ok(request)
     }
 
     /// Withdraws a request whose client is gone, unless it was answered.
-    pub(super) fn cancel(&mut self, request: RequestId) -> Option<Waiting> {
+    pub(super) fn cancel(&mut self, request: RequestId) -> Option<PendingRequest> {
         let waiting = self.waiting.remove(&request)?;
         self.scheduler.cancel(request);
         Some(waiting)
@@ -118,7 +124,7 @@ impl Requests {
     }
 
     /// Takes a request out, to be answered.
-    pub(super) fn take(&mut self, request: RequestId) -> Option<Waiting> {
+    pub(super) fn take(&mut self, request: RequestId) -> Option<PendingRequest> {
         self.waiting.remove(&request)
     }
 

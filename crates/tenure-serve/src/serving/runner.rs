@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::core::{Core, CoreState};
 use super::device::{BatchRun, BroughtBatch, DeviceJob, PlannedEviction, ServingDevice};
-use super::requests::{Answer, Waiting};
+use super::requests::{Answer, PendingRequest};
 use crate::executor::{BatchAnswer, ModelError, OpenModel};
 use crate::metrics::{Phases, WeightsFound};
 use crate::scheduler::{DeviceId, ModelId};
@@ -142,7 +142,7 @@ impl DeviceRunner {
 
     /// Reports the end of a batch to the scheduler, and carries out what that decides. Returns the requests that are still
     /// to be answered, with their answers.
-    fn report(&self, run: &BatchRun, result: BatchResult) -> Vec<(Waiting, Answer)> {
+    fn report(&self, run: &BatchRun, result: BatchResult) -> Vec<(PendingRequest, Answer)> {
         let BatchResult { spent, answers, has_died, keeps_weights } = result;
         let core = &*self.core;
         let mut state = core.state.lock();
@@ -168,8 +168,8 @@ impl DeviceRunner {
     }
 
     /// Counts the phases of a batch and of its answered requests. Other threads may use the state meanwhile.
-    fn count_phases(&self, run: &BatchRun, begun: Instant, spent: Phases, answers: &[(Waiting, Answer)]) {
-        let answered: Vec<&Waiting> =
+    fn count_phases(&self, run: &BatchRun, begun: Instant, spent: Phases, answers: &[(PendingRequest, Answer)]) {
+        let answered: Vec<&PendingRequest> =
             answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(waiting, _)| waiting).collect();
         if answered.is_empty() {
             return;

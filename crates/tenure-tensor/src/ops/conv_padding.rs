@@ -10,7 +10,7 @@ macro_rules! padded_convolutions {
         operations! {
             static OPERATIONS;
             Function for front_ends {$(
-                #[doc = concat!(" Convolves images of ", $dims, " without padding if it is `valid`, and with as much as keeps the sizes if it is")]
+                #[doc = concat!(" Convolves images of ", $dims, " without padding if `padding` is `valid`, and with as much as keeps the sizes if it is")]
                 /// `same`.
                 ///
                 /// # Errors

@@ -33,6 +33,7 @@ struct RecorderState {
     spans: Vec<Span>,
     memory: Vec<MemoryPoint>,
     memory_use: Vec<MemoryUse>,
+    /// The number of spans beyond the limit, which are not kept.
     dropped: u64,
 }
 
@@ -223,7 +224,7 @@ impl RecorderState {
     }
 }
 
-/// Returns the kinds of the tensors among an operation's arguments.
+/// Returns the names, sizes, dtypes and devices of the tensors among an operation's arguments.
 fn shapes(operation: &'static Operation, arguments: &[Argument<'_>]) -> Vec<InputShape> {
     let mut shapes = Vec::new();
     for (parameter, argument) in operation.parameters.iter().zip(arguments) {

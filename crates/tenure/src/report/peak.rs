@@ -6,7 +6,7 @@ use tenure_plan::{Holder, HolderModule, Holders, StackFrame, Summary, Trace};
 use super::html::{section, table};
 use crate::units::{Bytes, Count, Micros, Percent};
 
-/// The most bytes of a stack's frames; 45 stacks stay within the half megabyte of a page's charts and tables.
+/// The most bytes of a stack's frames; 45 stacks, of three tables, stay within the half megabyte of a page's charts and tables.
 const STACK_BYTES: usize = 6000;
 
 /// Returns the section of failed allocations, of which there were `count`; empty if there were none.

@@ -42,12 +42,16 @@ fn room(row: &str) -> Room {
     Room { name, may_use: quoted(may_use).into_iter().collect(), calls_device: calls_device == "yes" }
 }
 
-fn manifests() -> BTreeMap<String, Manifest> {
+/// Returns what cargo writes.
+fn cargo(arguments: &[&str]) -> String {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
-    let output = Command::new(cargo).args(arguments).current_dir(ROOT).output().unwrap();
+    let output = Command::new(cargo).args(arguments).arg("--offline").current_dir(ROOT).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn manifests() -> BTreeMap<String, Manifest> {
+    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     packages.iter().map(|package| (name(package), manifest(package))).collect()
 }
@@ -128,4 +132,19 @@ fn only_one_crate_calls_the_devices_libraries() {
         let found = uses.iter().chain(tests_use).find(|name| is_device_library(name));
         assert_eq!(found, None, "{} calls the device's libraries", room.name);
     }
+}
+
+/// Returns the crates that a build of `selected` is made of, each with its features.
+fn built(selected: &[&str]) -> BTreeSet<String> {
+    let tree =
+        ["tree", "--target", "x86_64-unknown-linux-gnu", "--prefix", "none", "--no-dedupe", "--format", "{p} {f}"];
+    cargo(&[&tree[..], selected].concat()).lines().map(String::from).collect()
+}
+
+#[test]
+fn the_python_package_is_built_of_the_same_crates_as_the_tests() {
+    let tests = built(&["--workspace", "--edges", "normal,build,dev"]);
+    let package = built(&["--package", "tenure-python", "--edges", "normal,build"]);
+    let again: Vec<&String> = package.difference(&tests).collect();
+    assert_eq!(again, Vec::<&String>::new(), "built twice: name in python/Cargo.toml what has the missing features");
 }

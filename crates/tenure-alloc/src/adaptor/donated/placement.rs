@@ -1,4 +1,5 @@
-//! [`RangePlacement`]: the requests that a donated range serves, and the place of each.
+//! How a *donated* range, memory from outside such as a cache that processes share, is divided: which requests it serves,
+//! and where. By `InOrder` and `Recorded`, two processes repeat one layout.
 
 use crate::{Address, AllocError};
 
@@ -38,9 +39,7 @@ impl PlacedBlock {
     pub(super) fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.bytes.checked_next_multiple_of(GRANULE)?)
     }
-}
 
-impl PlacedBlock {
     /// Returns the places that [`RangePlacement::InOrder`] gives these requests in an empty range that has room for all
     /// of them.
     pub fn in_order(requests: &[u64]) -> Vec<Self> {
