@@ -56,6 +56,8 @@ def test_a_capture_begins_and_ends_by_hand() -> None:
         graph.capture_begin()
     with pytest.raises(ValueError, match="capture_error_mode"):
         graph.capture_begin(capture_error_mode="none")
+    with pytest.raises(ValueError, match="capture_error_mode"), cuda.graph(graph, capture_error_mode="none"):
+        pass
     side = cuda.Stream()
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):

@@ -75,9 +75,12 @@ fn another_file_is_refused_and_left_as_it_was() {
     for (bytes, says) in others {
         fs::write(&path, bytes).unwrap();
         let complaint = complaint(&path);
-        assert!(complaint.contains(": the file holds no learned costs: ") && complaint.contains(says), "{complaint}");
+        assert!(
+            complaint.contains(": the file does not hold learned costs: ") && complaint.contains(says),
+            "{complaint}"
+        );
         assert!(complaint.ends_with("name another file, or remove this one to begin anew"), "{complaint}");
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
-    assert!(complaint(folder.path()).contains("the file holds no learned costs: it is a folder or a device"));
+    assert!(complaint(folder.path()).contains("the file does not hold learned costs: it is a folder or a device"));
 }

@@ -440,7 +440,7 @@ inline tenure_status call_formula(void *context, const tenure_tensor *const *kep
     } catch (const std::exception &error) {
         return tenure_fail(TENURE_INVALID, error.what());
     } catch (...) {
-        return tenure_fail(TENURE_INVALID, "a formula has thrown what is no std::exception");
+        return tenure_fail(TENURE_INVALID, "a formula threw something other than a std::exception");
     }
 }
 

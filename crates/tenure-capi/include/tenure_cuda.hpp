@@ -81,7 +81,7 @@ template <> struct OnCpu<Tensor> {
     static Tensor from(const tenure_cuda_argument &argument, size_t index) {
         if (argument.kind == TENURE_CUDA_BYTES)
             throw Error("the kernel's argument " + std::to_string(index + 1) +
-                        " is no tensor, as its function on the CPU has it");
+                        " is not a tensor, but its function on the CPU takes one");
         tenure_tensor *handle = nullptr;
         check(tenure_tensor_share(static_cast<const tenure_tensor *>(argument.data), &handle));
         return Tensor::adopt(handle);
@@ -106,7 +106,7 @@ template <typename... A> struct BoundOnCpu<std::function<void(A...)>> {
         } catch (const std::exception &error) {
             return tenure_fail(TENURE_INVALID, error.what());
         } catch (...) {
-            return tenure_fail(TENURE_INVALID, "the kernel's function on the CPU has thrown what is no std::exception");
+            return tenure_fail(TENURE_INVALID, "the kernel's function on the CPU threw something other than a std::exception");
         }
     }
 

@@ -195,7 +195,7 @@ template <typename R, typename... A> struct Bound {
         } catch (const std::exception &error) {
             return tenure_fail(TENURE_INVALID, error.what());
         } catch (...) {
-            return tenure_fail(TENURE_INVALID, "the function has thrown what is no std::exception");
+            return tenure_fail(TENURE_INVALID, "the function threw something other than a std::exception");
         }
     }
 
@@ -318,7 +318,7 @@ inline const tenure_extension *entry(void (*define)(Module &)) {
     } catch (const std::exception &error) {
         tenure_fail(TENURE_INVALID, error.what());
     } catch (...) {
-        tenure_fail(TENURE_INVALID, "the extension has thrown what is no std::exception");
+        tenure_fail(TENURE_INVALID, "the extension threw something other than a std::exception");
     }
     return nullptr;
 }

@@ -44,7 +44,7 @@ pub enum ExtensionError {
         message: String,
     },
     /// A function has returned a value of no type of a result.
-    #[error("{name} has returned a value of type {kind}, which is none of a result")]
+    #[error("{name} has returned a value of type {kind}, which a result cannot have")]
     Result {
         /// The function.
         name: String,

@@ -1,4 +1,6 @@
 //! Atomic writes of files: after a crash, a file is either the new one or as it was before.
+//!
+//! Beside what libraries do for this, a file keeps its permissions, a link keeps pointing to it, and the folder is synced.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};

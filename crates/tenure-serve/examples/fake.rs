@@ -10,7 +10,7 @@ use std::error::Error;
 use std::future::pending;
 use std::sync::Arc;
 
-use tenure_serve::http::{InferenceServer, InferenceServerConfig};
+use tenure_serve::server::{InferenceServer, InferenceServerConfig};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

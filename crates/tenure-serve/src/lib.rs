@@ -1,9 +1,9 @@
 //! A model server for more models than fit on a device.
 //!
 //! A [`Repository`](repository::Repository) reads a folder of models. [`serving`] takes requests and answers them; a
-//! [`scheduler`] decides which model computes next, which one is loaded and which one leaves. Models compute in this process or in
-//! [`worker`] processes. [`http`] and [`grpc`] speak the Open Inference Protocol v2, whose messages are in [`protocol`], for a
-//! [`Service`](service::Service).
+//! [`scheduler`] decides which model computes next, which one is loaded and which one leaves. Models compute in this
+//! process or in [`worker`] processes. A [`server`] listens; [`http`] and [`grpc`] speak the Open Inference Protocol v2,
+//! whose messages are in [`protocol`], for a [`Service`](service::Service).
 //!
 //! ```
 //! use tenure_serve::repository::Repository;
@@ -30,6 +30,7 @@ pub mod protocol;
 pub mod repository;
 pub mod request_log;
 pub mod scheduler;
+pub mod server;
 pub mod service;
 pub mod serving;
 mod shared_memory;

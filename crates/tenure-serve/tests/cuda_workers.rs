@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventHandle, EventKind, Executor, Priority};
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::Service as _;
+use tenure_serve::service::Service as _;
 use tenure_serve::serving::{Serving, ServingError, ServingOptions};
 use tenure_serve::worker::WorkerCommand;
 

@@ -23,7 +23,8 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
-use tenure_serve::http::{InferenceServerConfig, Limits};
+use tenure_serve::server::InferenceServerConfig;
+use tenure_serve::service::Limits;
 
 const CLIENTS: u64 = 8;
 

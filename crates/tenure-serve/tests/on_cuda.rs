@@ -19,7 +19,7 @@ use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{CopyCalls, Executor, MemoryCalls, SharingCalls};
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::Service as _;
+use tenure_serve::service::Service as _;
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_tensor::Device;
 

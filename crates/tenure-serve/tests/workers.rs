@@ -12,8 +12,8 @@ use served::moody::{self, ABORT, GREED, HANG, LOOP, PANIC, SPIN};
 use served::processes::{is_stopped, is_there, kill_while_computing, leave_computing, signal, workers};
 use served::{Served, example_models, floats, integers, probe, request, until};
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::Service;
 use tenure_serve::protocol::InferRequest;
+use tenure_serve::service::Service;
 use tenure_serve::serving::{Serving, ServingError, ServingOptions};
 
 #[test]

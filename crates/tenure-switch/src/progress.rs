@@ -53,10 +53,9 @@ struct ProgressState {
     done: Vec<Done>,
     /// The callbacks to call for each group until then.
     watches: Vec<Watch>,
-    /// The time it took until all groups were there.
-    took: Option<Duration>,
-    /// The error of a group that will not arrive.
-    error: Option<SwitchError>,
+    /// The time it took until all groups were there, or the first error of a group that will not arrive. `None` while
+    /// all of them may.
+    result: Option<Result<Duration, SwitchError>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -84,11 +83,11 @@ pub(crate) struct ImageGroup {
 
 impl Progress {
     pub(crate) fn new(groups: usize) -> Self {
-        let took = (groups == 0).then_some(Duration::ZERO);
+        let result = (groups == 0).then_some(Ok(Duration::ZERO));
         let groups = vec![GroupProgress::default(); groups];
         let done = Vec::new();
         let watches = Vec::new();
-        let state = Mutex::new(ProgressState { groups, done, watches, took, error: None });
+        let state = Mutex::new(ProgressState { groups, done, watches, result });
         Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
     }
 
@@ -98,10 +97,10 @@ impl Progress {
         let is_there = result.is_ok();
         state.groups[group].loading = if is_there { Loading::Done } else { Loading::Failed };
         if let Err(error) = result {
-            state.error.get_or_insert(error);
+            state.result.get_or_insert(Err(error));
         }
         if state.groups.iter().all(|group| group.loading == Loading::Done) {
-            state.took = Some(self.begun.elapsed());
+            state.result = Some(Ok(self.begun.elapsed()));
         }
         state.watches.iter_mut().for_each(|watch| watch(&[Arrived { group, is_there }]));
         let outcome = state.outcome();
@@ -119,7 +118,7 @@ impl Progress {
     pub(crate) fn wait(&self, group: usize) -> Result<(), SwitchError> {
         let mut state = self.state.lock();
         while state.groups[group].loading != Loading::Done {
-            if let Some(error) = &state.error {
+            if let Some(Err(error)) = &state.result {
                 return Err(error.clone());
             }
             self.changed.wait(&mut state);
@@ -153,11 +152,11 @@ impl Progress {
     }
 
     pub(crate) fn took(&self) -> Option<Duration> {
-        self.state.lock().took
+        self.state.lock().result.as_ref()?.as_ref().ok().copied()
     }
 
     pub(crate) fn error(&self) -> Option<SwitchError> {
-        self.state.lock().error.clone()
+        self.state.lock().result.clone()?.err()
     }
 
     /// Sets whether threads that use a group, loaded or not, unwind with [`Stopped`].
@@ -179,7 +178,7 @@ impl ProgressState {
     /// Returns the outcome of the loading, once it is over.
     fn outcome(&self) -> Option<Result<Duration, SwitchError>> {
         let is_over = self.groups.iter().all(|group| group.loading != Loading::Pending);
-        is_over.then(|| self.error.clone().map_or(Ok(self.took.unwrap_or_default()), Err))
+        self.result.clone().filter(|_| is_over)
     }
 }
 

@@ -48,8 +48,6 @@ struct CurrentRun {
     has_waited: Vec<bool>,
     /// The first uses of groups, in order, if the run is measured.
     uses: Option<Vec<GroupUse>>,
-    /// Whether each group was used, if the run is measured.
-    is_used: Vec<bool>,
     /// The reason why the stream does not wait for a group.
     failure: Option<SwitchError>,
 }
@@ -122,10 +120,7 @@ impl Model {
         // The stream waits for all groups before the run, so that no measured time includes a wait.
         (0..groups).try_for_each(|group| self.wait(group, stream))?;
         let run = self.run_behind_copies(stream);
-        let mut current = self.runs().current.lock();
-        current.uses = Some(Vec::new());
-        current.is_used = vec![false; groups];
-        drop(current);
+        self.runs().current.lock().uses = Some(Vec::new());
         Ok(run)
     }
 
@@ -172,13 +167,10 @@ impl CurrentRun {
         let site = Site::current();
         let module = site.module();
         let operation = site.operation();
-        if self.is_used[group] {
-            if let Some(used) = uses.iter_mut().find(|used| used.group == group) {
-                used.operation = used.operation.filter(|other| *other == operation);
-            }
+        if let Some(used) = uses.iter_mut().find(|used| used.group == group) {
+            used.operation = used.operation.filter(|other| *other == operation);
             return Ok(());
         }
-        self.is_used[group] = true;
         let is_same_module = uses.last().is_some_and(|last| last.module == module && !module.as_str().is_empty());
         let mut at = (!is_same_module).then(|| Event::new(Arc::clone(driver), EventKind::Timing));
         at.as_mut().map_or(Ok(()), |at| at.record(stream))?;

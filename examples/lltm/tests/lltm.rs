@@ -75,7 +75,7 @@ fn an_empty_batch_has_empty_results() {
 }
 
 #[test]
-fn what_it_saves_goes_through_saved_tensor_hooks() {
+fn saved_tensors_go_through_hooks() {
     let [gates, cell] = inputs(2, 3, DType::F32);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let hooks = {
@@ -97,7 +97,7 @@ fn what_it_saves_goes_through_saved_tensor_hooks() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn mismatched_inputs_are_refused() {
     let [gates, cell] = inputs(2, 3, DType::F32);
     let error = |gates: &Tensor, cell: &Tensor| lltm_cell(gates, cell).err().unwrap().to_string();
     assert_eq!(

@@ -78,7 +78,7 @@ class graph:
         self.capture_error_mode = capture_error_mode
 
     def __enter__(self) -> None:
-        self.cuda_graph._capture_on(self.pool, self.capture_stream)
+        self.cuda_graph._capture_on(self.pool, self.capture_stream, self.capture_error_mode)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

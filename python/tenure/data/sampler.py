@@ -221,6 +221,9 @@ def _from_environment(name: str, variable: str) -> int:
 class DistributedSampler(Sampler[int]):
     """One process's part of the indices, when several processes train on one data set.
 
+    Its indices are compared with PyTorch's in one process. Tenure's tensors exchange no gradients between processes:
+    the program does.
+
     Call `set_epoch` at the beginning of each epoch; else every epoch has the same order.
 
     Parameters

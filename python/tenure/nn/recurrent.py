@@ -145,7 +145,7 @@ class RNNBase(Module):
             )
 
     def _run(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, _State]:
-        """Computes all layers. A sequence that is no batch, with its state, becomes a batch of one."""
+        """Computes all layers. A single sequence, with its state, becomes a batch of one."""
         batch_dim = 0 if self.batch_first else 1
         is_batched = input.dim() == 3
         if not is_batched:

@@ -30,7 +30,7 @@ def one_per_group(name: str, optimizer: Optimizer, values: Sequence[float] | flo
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raises an error if an object is no optimizer."""
+    """Raises an error if an object is not an optimizer."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
 

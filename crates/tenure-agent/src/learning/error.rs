@@ -22,7 +22,7 @@ pub(super) enum FileProblem {
     Read(io::Error),
     #[error("it cannot be written: {0}: name a file in a folder that you may write to")]
     Write(#[from] io::Error),
-    #[error("the file holds no learned costs: {0}: name another file, or remove this one to begin anew")]
+    #[error("the file does not hold learned costs: {0}: name another file, or remove this one to begin anew")]
     Other(String),
 }
 

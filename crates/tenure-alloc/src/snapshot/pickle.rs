@@ -1,5 +1,6 @@
 //! A writer of Python pickles of plain data, which Python's `pickle.loads` reads back as dicts, lists, tuples and
-//! scalars.
+//! scalars. It stands here since a snapshot is written under PyTorch (`tenure-capi`) and from a trace (`tenure-plan`), and
+//! this is the crate below both.
 
 use std::io::{self, Write};
 

@@ -160,7 +160,7 @@ impl Value {
     /// The value is a result that the header allows, and nothing of it was freed.
     ///
     /// # Errors
-    /// The type, which is none of a result.
+    /// The type, which a result cannot have.
     pub unsafe fn take(self) -> Result<Returned, i32> {
         let Self { kind, count, content } = self;
         // SAFETY: by the function's contract, the content is that of the type, and owned.

@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn tune(setting: c_int, values: *const f64, count: 
 
 /// Converts a `tenure_setting` and its values.
 fn tuning_of(setting: c_int, values: &[f64]) -> Result<Tuning, Failure> {
-    let unknown = || Failure::Invalid(format!("setting {setting} with {} values is none", values.len()));
+    let unknown = || Failure::Invalid(format!("setting {setting} with {} values is unknown", values.len()));
     Ok(match (setting, values) {
         (0, values) => {
             let divisions: Vec<u64> = values.iter().map(|&value| value as u64).collect();

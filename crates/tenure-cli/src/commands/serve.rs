@@ -13,11 +13,11 @@ use tenure::units::{Amount, Bytes, parse_bytes};
 use tenure_core::user_files::text_without_mark;
 
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::{
-    HostName, InferenceServer, InferenceServerConfig, Limits, Operators, Origin, Service, TlsFiles,
-};
+use tenure_serve::http::{HostName, Origin};
 use tenure_serve::protocol::{IndexEntry, ModelState};
 use tenure_serve::repository::model_folder;
+use tenure_serve::server::{InferenceServer, InferenceServerConfig};
+use tenure_serve::service::{Limits, Operators, Service, TlsFiles};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};
 use tokio::runtime::Runtime;

@@ -151,6 +151,6 @@ fn two_agents_do_not_learn_into_one_file_and_a_file_that_cannot_be_is_refused_at
     let taken = "tenure: learned.json: another agent writes this file: name another one\n";
     assert_eq!(complaint(&serve("learned.json")), taken);
     assert!(complaint(&serve("missing/learned.json")).contains("missing/learned.json: it cannot be written: "));
-    assert!(complaint(&serve("problem.json")).contains("problem.json: the file holds no learned costs: "));
+    assert!(complaint(&serve("problem.json")).contains("problem.json: the file does not hold learned costs: "));
     assert!(!folder.join("other.sock").exists());
 }

@@ -141,7 +141,7 @@ fn a_memory_snapshot_is_planned_from_with_its_notes() {
         assert_eq!(said.lines().filter(|line| line.starts_with("tenure: two.pickle: ")).count(), notes, "{said}");
     }
     let refused = plan(folder.path(), &[ODD, "--device", "0"]);
-    assert!(text(&refused.stderr).contains("--device is of memory traces, and this is none"));
+    assert!(text(&refused.stderr).contains("--device is for memory traces, and this is not one"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::ShareError;
 use super::listener::default_socket;
 use crate::Clock;
 
-/// Settings of a [`MemoryDaemon`].
+/// Settings of a [`MemoryDaemon`](super::MemoryDaemon).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
     /// The path of the socket that the daemon listens on.

@@ -11,10 +11,17 @@ use crate::Driver;
 /// A shared cache in the process that owns its memory. After this is dropped, the memory goes back to the device as
 /// soon as no process maps it.
 pub struct SharedCache {
-    /// The memory, until it is sent.
-    store: Option<Store>,
-    /// The daemon that serves the memory, once it is sent.
-    daemon: Option<MemoryDaemon>,
+    memory: CacheMemory,
+}
+
+/// The memory of a shared cache.
+enum CacheMemory {
+    /// It is not sent yet.
+    Kept(Store),
+    /// A daemon serves it.
+    Sent(MemoryDaemon),
+    /// The daemon could not be started, and the memory went back to the device.
+    Lost,
 }
 
 impl SharedCache {
@@ -24,7 +31,7 @@ impl SharedCache {
     /// The sizes do not fit together, or are no multiples of the device's granularity; the device does not have enough
     /// memory.
     pub fn allocate_shared_cache(driver: Arc<dyn Driver>, config: &SharedCacheConfig) -> Result<Self, ShareError> {
-        Ok(Self { store: Some(Store::new(driver, &config.chunks()?)?), daemon: None })
+        Ok(Self { memory: CacheMemory::Kept(Store::new(driver, &config.chunks()?)?) })
     }
 
     /// Serves the memory at `config`'s socket, to all processes that connect now or later. The pool that `config`
@@ -39,13 +46,18 @@ impl SharedCache {
             return if same { Ok(()) } else { Err(ShareError::AlreadySent { socket: socket.into() }) };
         }
         let listener = listen(&config.socket, config.uid)?;
-        let store = self.store.take().ok_or_else(|| ShareError::NoPool { socket: config.socket.clone() })?;
-        self.daemon = Some(MemoryDaemon::spawn(listener, store, config)?);
+        let CacheMemory::Kept(store) = std::mem::replace(&mut self.memory, CacheMemory::Lost) else {
+            return Err(ShareError::NoPool { socket: config.socket });
+        };
+        self.memory = CacheMemory::Sent(MemoryDaemon::spawn(listener, store, config)?);
         Ok(())
     }
 
     /// Returns the socket at which the cache is sent, if it is.
     pub fn socket(&self) -> Option<&Path> {
-        self.daemon.as_ref().map(MemoryDaemon::socket)
+        match &self.memory {
+            CacheMemory::Sent(daemon) => Some(daemon.socket()),
+            CacheMemory::Kept(_) | CacheMemory::Lost => None,
+        }
     }
 }

@@ -84,7 +84,7 @@ impl Embedding {
     pub fn padded(scope: &Scope, count: usize, size: usize, init: Init, padding: isize) -> Result<Self> {
         let row = if padding < 0 { count.checked_add_signed(padding) } else { Some(padding.unsigned_abs()) };
         let Some(row) = row.filter(|row| *row < count) else {
-            let reason = format!("the token {padding} for padding is none of {count}");
+            let reason = format!("the token {padding} for padding is not one of {count}");
             return Err(TensorError::argument("Embedding", reason));
         };
         let weight = scope.parameter("weight", &[count, size], init)?;

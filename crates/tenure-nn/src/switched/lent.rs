@@ -106,6 +106,6 @@ impl LentTerms {
 
     /// Returns the error of invalid terms: their bytes do not give `what`, such as "an event".
     pub(super) fn wrong(&self, what: &'static str) -> SwitchError {
-        SwitchError::NotTheSame { model: self.model.clone(), what, lent: "that is none".into(), known: "one".into() }
+        SwitchError::NotTheSame { model: self.model.clone(), what, lent: "that is not one".into(), known: "one".into() }
     }
 }

@@ -127,14 +127,6 @@ impl SwitchedModel {
         self.shared.with(&self.name, self.number, |model| model.priority = priority.clamp(-10, 10))
     }
 
-    /// Sets whether the model stays on the device once it is there.
-    ///
-    /// # Errors
-    /// The model was removed.
-    pub fn set_pinned(&self, is_pinned: bool) -> Result<()> {
-        self.shared.with(&self.name, self.number, |model| model.is_pinned = is_pinned)
-    }
-
     /// Returns whether the whole model is on the device or in transfer to it.
     ///
     /// # Errors

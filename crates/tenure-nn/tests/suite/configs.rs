@@ -122,7 +122,7 @@ fn heads_that_do_not_go_together_are_refused() {
         (LlamaConfig { num_key_value_heads: 0, ..llama.clone() }, "0 heads of keys and values cannot be shared by 4"),
         (LlamaConfig { num_key_value_heads: 3, ..llama.clone() }, "3 heads of keys and values cannot be shared by 4"),
         (LlamaConfig { head_dim: Some(5), ..llama.clone() }, "pairs of a head's numbers, of which there are 5"),
-        (LlamaConfig { pad_token_id: Some(11), ..llama }, "the token 11 for padding is none of 11"),
+        (LlamaConfig { pad_token_id: Some(11), ..llama }, "the token 11 for padding is not one of 11"),
     ] {
         expect_error(with_scope(|scope| Llama::new(scope, &config)), expected);
     }

@@ -329,7 +329,7 @@ fn invalid_options_are_refused_when_a_layer_is_made() {
     for padding in [3, -4] {
         expect_error(
             Embedding::padded(&scope, 3, 2, Init::ONES, padding),
-            &format!("the token {padding} for padding is none of 3"),
+            &format!("the token {padding} for padding is not one of 3"),
         );
     }
 }

@@ -131,11 +131,6 @@ impl Trace {
         file::read(path.as_ref(), &ReadOptions::default())
     }
 
-    /// Reads the file at `path` like [`read`](Self::read), with `options`.
-    pub fn read_with(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self, TraceError> {
-        file::read(path.as_ref(), options)
-    }
-
     /// Returns the source name of a snapshot at `path`, since a snapshot has none: the file's name without the format's
     /// extension.
     pub fn source_of(path: impl AsRef<Path>) -> String {

@@ -1,8 +1,8 @@
 //! The protocol over gRPC: the service `inference.GRPCInferenceService` of KServe and Triton, for the same
 //! [`Service`](crate::service::Service) as over HTTP, with the same limits, tokens and errors.
 //!
-//! An [`InferenceServer`](crate::http::InferenceServer) listens for it at the address `grpc` of its
-//! [`InferenceServerConfig`](crate::http::InferenceServerConfig). It uses HTTP/2, over TLS if `tls` has files.
+//! An [`InferenceServer`](crate::server::InferenceServer) listens for it at the address `grpc` of its
+//! [`InferenceServerConfig`](crate::server::InferenceServerConfig). It uses HTTP/2, over TLS if `tls` has files.
 //!
 //! | call | |
 //! | --- | --- |

@@ -15,15 +15,27 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 
 use super::answer_body::AnswerBody;
+use super::feed::Feed;
 use super::routes::{Routes, is_health};
+use super::sites::Sites;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
-use crate::service::connections::Accepted;
+use crate::service::connections::{Accepted, Connections};
 use crate::service::places::{Place, PlaceKind};
+use crate::service::shared::ServerShared;
 use crate::service::work::guarded;
 use crate::service::{Limits, Peer, ServeError, outcome};
 
+/// Accepts connections and serves them until the server ends.
+pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, sites: Sites) {
+    let feed = Arc::new(Feed::default());
+    let routes = Arc::new(Routes::new(shared.clone(), sites, feed.clone()));
+    let limits = shared.limits;
+    let served = connections.serve(shared.stopped(), move |accepted| serve_one(accepted, routes.clone(), limits));
+    tokio::join!(served, feed.run(&*shared.service, shared.stopped()));
+}
+
 /// Serves HTTP/1.1 over a connection until its client closes it or the server ends.
-pub(super) async fn serve(accepted: Accepted, routes: Arc<Routes>, limits: Limits) -> io::Result<()> {
+async fn serve_one(accepted: Accepted, routes: Arc<Routes>, limits: Limits) -> io::Result<()> {
     let Accepted { stream, peer, place, mut closing } = accepted;
     let service = {
         let place = place.clone();

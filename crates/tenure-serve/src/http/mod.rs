@@ -1,9 +1,9 @@
 //! The protocol over HTTP.
 //!
-//! An [`InferenceServer`] answers for a [`Service`], which knows the models. A request is dropped when its client goes
-//! away or its time limit passes: a `Service` must end its work for a request when the future is dropped. Errors are
-//! JSON, `{"error": "..."}`. Every answer has the header `X-Request-Id`, which the client or the server chose, and
-//! under which [the log](crate::request_log) records the request.
+//! An [`InferenceServer`](crate::server::InferenceServer) answers for a [`Service`](crate::service::Service), which knows
+//! the models. A request is dropped when its client goes away or its time limit passes: a `Service` must end its work for
+//! a request when the future is dropped. Errors are JSON, `{"error": "..."}`. Every answer has the header `X-Request-Id`,
+//! which the client or the server chose, and under which [the log](crate::request_log) records the request.
 //!
 //! | route | |
 //! | --- | --- |
@@ -31,9 +31,10 @@
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's API: embeddings of texts, and the list of
 //! models |
 //!
-//! `/versions/V` may follow `M` in routes that ask for a model. [`Operators`] load and unload models and use shared
-//! memory. Without tokens, requests of other sites' pages are refused: see [`InferenceServerConfig::hosts`] and
-//! [`InferenceServerConfig::origins`].
+//! `/versions/V` may follow `M` in routes that ask for a model. [`Operators`](crate::service::Operators) load and unload
+//! models and use shared memory. Without tokens, requests of other sites' pages are refused: see
+//! [`hosts`](crate::server::InferenceServerConfig::hosts) and
+//! [`origins`](crate::server::InferenceServerConfig::origins).
 
 mod answer_body;
 mod body;
@@ -47,14 +48,9 @@ mod openapi;
 mod page;
 mod route;
 mod routes;
-mod server;
 mod shared_memory;
 mod sites;
 
-pub use server::{BindError, InferenceServer, InferenceServerConfig};
+pub(crate) use connection::serve;
+pub(crate) use sites::Sites;
 pub use sites::{HostName, Origin, SiteError};
-
-pub use crate::service::{
-    Limits, ModelSnapshot, Operators, Resident, ServeError, Service, ServiceFuture, SharedMemoryError, Snapshot, Texts,
-    Tier, TlsError, TlsFiles, Tokenizer,
-};

@@ -87,9 +87,9 @@ fn name(authority: &Authority) -> String {
 }
 
 /// The sites that a server knows.
-pub(super) struct Sites {
-    pub(super) hosts: Vec<HostName>,
-    pub(super) origins: Vec<Origin>,
+pub(crate) struct Sites {
+    pub(crate) hosts: Vec<HostName>,
+    pub(crate) origins: Vec<Origin>,
 }
 
 impl Sites {

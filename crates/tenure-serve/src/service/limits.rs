@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Peer;
 
-/// The limits of an [`InferenceServer`](crate::http::InferenceServer).
+/// The limits of an [`InferenceServer`](crate::server::InferenceServer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest body in bytes, both as received and decompressed.

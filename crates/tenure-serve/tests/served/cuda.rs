@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Executor, Platform as _, cuda};
-use tenure_serve::http::Service as _;
 use tenure_serve::protocol::{Datatype, Tensor};
+use tenure_serve::service::Service as _;
 use tenure_serve::serving::ServingOptions;
 use tenure_tensor::Device;
 

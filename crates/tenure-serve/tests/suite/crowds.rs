@@ -4,7 +4,8 @@ use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tenure_serve::http::{InferenceServerConfig, Limits};
+use tenure_serve::server::InferenceServerConfig;
+use tenure_serve::service::Limits;
 
 use crate::loopback::{Served, receive, request, wait_until};
 

@@ -17,7 +17,7 @@ use tenure_serve::grpc::messages::{
     CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, ModelInferResponse, RegionRequest, RegionResponse,
     ServerMetadataRequest, ServerMetadataResponse,
 };
-use tenure_serve::http::InferenceServerConfig;
+use tenure_serve::server::InferenceServerConfig;
 use tenure_tensor::Device;
 
 use crate::fake::Fake;

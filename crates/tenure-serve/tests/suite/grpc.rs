@@ -20,8 +20,9 @@ use tenure_serve::grpc::messages::{
     RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse,
     ServerReadyRequest, ServerReadyResponse,
 };
-use tenure_serve::http::{InferenceServerConfig, Limits};
 use tenure_serve::protocol::{Datatype, Tensor};
+use tenure_serve::server::InferenceServerConfig;
+use tenure_serve::service::Limits;
 use tokio::task::JoinHandle;
 
 use crate::loopback::{Served, wait_until};

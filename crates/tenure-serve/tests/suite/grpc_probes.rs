@@ -10,7 +10,7 @@ use tenure_serve::grpc::messages::{
     FileDescriptorResponse, HealthCheckRequest, HealthCheckResponse, ListServiceResponse, ReflectionAnswer,
     ReflectionQuery, ServerReflectionRequest, ServerReflectionResponse, ServingStatus,
 };
-use tenure_serve::http::InferenceServerConfig;
+use tenure_serve::server::InferenceServerConfig;
 
 use crate::grpc::{Client, NOT_FOUND, OK, UNIMPLEMENTED, framed, served};
 use crate::loopback::Served;

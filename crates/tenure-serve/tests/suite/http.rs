@@ -9,7 +9,8 @@ use crate::loopback::{Answer, Served, receive, request, wait_until};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::{Value, json};
-use tenure_serve::http::{InferenceServerConfig, Limits};
+use tenure_serve::server::InferenceServerConfig;
+use tenure_serve::service::Limits;
 
 const INFER: &str = r#"{"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}"#;
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config};
 use tenure_nn::{Module, Scope, checkpoint};
-use tenure_serve::http::Service;
 use tenure_serve::protocol::{Datatype, InferResponse, ModelState};
 use tenure_serve::repository::{Config, Dimension, Repository, TensorSpec};
+use tenure_serve::service::Service;
 use tenure_tensor::random::Generator;
 
 use crate::served::{Served, example_models, integers, request};

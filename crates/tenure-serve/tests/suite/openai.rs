@@ -1,7 +1,7 @@
 //! Tests of OpenAI's routes over loopback.
 
 use serde_json::{Value, json};
-use tenure_serve::http::InferenceServerConfig;
+use tenure_serve::server::InferenceServerConfig;
 
 use crate::loopback::{Answer, Served};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tenure_serve::http::InferenceServerConfig;
+use tenure_serve::server::InferenceServerConfig;
 
 use crate::loopback::Served;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::Service;
+use tenure_serve::service::Service;
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::WorkerCommand;
 

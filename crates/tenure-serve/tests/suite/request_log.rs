@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, Once};
 
 use serde_json::{Value, json};
-use tenure_serve::http::InferenceServerConfig;
 use tenure_serve::request_log::TARGET;
+use tenure_serve::server::InferenceServerConfig;
 use tracing_subscriber::EnvFilter;
 
 use crate::loopback::{Served, receive, request, wait_until};

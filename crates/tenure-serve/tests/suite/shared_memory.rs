@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use tenure_serve::http::{InferenceServerConfig, Limits};
+use tenure_serve::server::InferenceServerConfig;
+use tenure_serve::service::Limits;
 
 use crate::loopback::{Answer, Served};
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tenure_serve::http::InferenceServerConfig;
+use tenure_serve::server::InferenceServerConfig;
 
 use crate::loopback::{Answer, Served, receive};
 use crate::shared_memory::Object;

@@ -8,7 +8,7 @@ use tenure_nn::checkpoint::{CheckpointError, Weights, save};
 use tenure_nn::sentence::SentenceEncoder;
 use tenure_nn::{Error, Source};
 use tenure_serve::examples::{self, ExampleError};
-use tenure_serve::http::{ServeError, Service};
+use tenure_serve::service::{ServeError, Service};
 use tenure_tensor::Tensor;
 use tokio::runtime::Runtime;
 

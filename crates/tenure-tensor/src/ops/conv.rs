@@ -125,7 +125,10 @@ impl Tensor {
         let taken = weight.sizes()[1].saturating_mul(how.groups);
         let groups = how.groups;
         if !outputs.is_multiple_of(groups) {
-            let reason = format!("{outputs} outputs of a weight of sizes {:?} make no {groups} groups", weight.sizes());
+            let reason = format!(
+                "{outputs} outputs of a weight of sizes {:?} cannot be divided into {groups} groups",
+                weight.sizes()
+            );
             return Err(TensorError::shape("conv", reason));
         }
         if channels != taken {

@@ -308,7 +308,7 @@ impl Tensor {
     /// The errors of [`index_put`](Self::index_put), and of every write in place.
     pub fn index_put_(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<()> {
         if values.dtype() != self.dtype() {
-            let expected = format!("what it is written to is {}: convert with to_dtype() first", self.dtype());
+            let expected = format!("the target is {}: convert with to_dtype() first", self.dtype());
             return Err(TensorError::DType { op: "index_put", found: values.dtype(), expected });
         }
         let (view, pick) = self.resolved("index_put", indices.into_indices())?;

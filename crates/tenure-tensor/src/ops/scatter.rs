@@ -319,7 +319,7 @@ impl Tensor {
         if source.dtype() == self.dtype() {
             return Ok(());
         }
-        let expected = format!("what it is written to is {}: convert with to_dtype() first", self.dtype());
+        let expected = format!("the target is {}: convert with to_dtype() first", self.dtype());
         Err(TensorError::DType { op, found: source.dtype(), expected })
     }
 

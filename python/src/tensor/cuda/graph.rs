@@ -76,11 +76,7 @@ impl GraphObject {
     ///     Accepted for PyTorch's programs: other threads may always use the device, as with ``"thread_local"``.
     #[pyo3(signature = (pool = None, capture_error_mode = "global"))]
     fn capture_begin(&self, py: Python<'_>, pool: Option<&GraphPoolObject>, capture_error_mode: &str) -> PyResult<()> {
-        if !["global", "thread_local", "relaxed"].contains(&capture_error_mode) {
-            return Err(PyValueError::new_err(format!(
-                "'{capture_error_mode}' is not a capture_error_mode: take 'global', 'thread_local' or 'relaxed'"
-            )));
-        }
+        check_error_mode(capture_error_mode)?;
         let current = opened(py, None)?.streams().current();
         if current.id() == StreamId::NULL {
             return Err(PyRuntimeError::new_err(
@@ -92,13 +88,15 @@ impl GraphObject {
     }
 
     /// Begins to capture on a stream, or on one that only captures use.
-    #[pyo3(signature = (pool, stream))]
+    #[pyo3(signature = (pool, stream, capture_error_mode))]
     fn _capture_on(
         &self,
         py: Python<'_>,
         pool: Option<&GraphPoolObject>,
         stream: Option<&StreamObject>,
+        capture_error_mode: &str,
     ) -> PyResult<()> {
+        check_error_mode(capture_error_mode)?;
         self.begin(py, pool, stream.map(StreamObject::stream))
     }
 
@@ -194,4 +192,14 @@ pub(crate) fn is_stream_capturing(py: Python<'_>) -> PyResult<bool> {
     let stream = memory.streams().current_id();
     let capturing = memory.driver().is_capturing(stream);
     capturing.map_err(|error| exception(tenure::device::DriverError::from(error)))
+}
+
+/// Checks a `capture_error_mode`. All modes do the same: a capture fails by what its own thread does.
+fn check_error_mode(mode: &str) -> PyResult<()> {
+    match mode {
+        "global" | "thread_local" | "relaxed" => Ok(()),
+        _ => Err(PyValueError::new_err(format!(
+            "'{mode}' is not a capture_error_mode: take 'global', 'thread_local' or 'relaxed'"
+        ))),
+    }
 }

@@ -40,7 +40,7 @@ fn plan(args: &PlanArgs) -> ExitCode {
     let is_problem = content != Content::Buffers;
     let of_other = match (is_problem, args) {
         _ if content != Content::Trace && args.source.device.is_some() => {
-            Some("--device is of memory traces, and this is none")
+            Some("--device is for memory traces, and this is not one")
         }
         (true, PlanArgs { capacity: Some(_), .. }) => Some("--capacity is of buffers: a problem has --fast-bytes"),
         (true, PlanArgs { output: Some(_), planner: Some(PlannerName::All), .. }) => {

@@ -284,7 +284,7 @@ impl<R: Copy> Machine<R> {
             Some(Slot::Record(_) | Slot::Dropped) => {
                 Err(at.error("a list changes after its dict was put into another list"))
             }
-            _ => Err(at.error("something is appended to what is not a list")),
+            _ => Err(at.error("something is appended to a value that is not a list")),
         }
     }
 
@@ -301,7 +301,7 @@ impl<R: Copy> Machine<R> {
             Some(Slot::Record(_) | Slot::Dropped) => {
                 return Err(at.error("a dict changes after it was put into a list"));
             }
-            _ => return Err(at.error("an item is set in what is not a dict")),
+            _ => return Err(at.error("an item is set in a value that is not a dict")),
         }
         self.check_memory(at, fold)
     }

@@ -1,4 +1,7 @@
 //! The messages, with the field numbers of KServe's `open_inference_grpc.proto` and Triton's `grpc_service.proto`.
+//!
+//! They are written by hand: a generator would add a compiler of `.proto` files to everyone's first build, or be generated
+//! code to keep. The tests of third parties' clients use their own, generated ones.
 
 #![expect(missing_docs, reason = "the protocol says what its fields are")]
 

@@ -56,7 +56,7 @@ impl Loading {
         let outcome = match answer {
             Ok(PythonAnswer::Loaded { took }) => Ok(took),
             Ok(PythonAnswer::Failed(reason) | PythonAnswer::OutOfMemory(reason)) => Err(LoadFailure::Raised(reason)),
-            Ok(_) => Err(LoadFailure::Raised("Python answers what was not asked".into())),
+            Ok(_) => Err(LoadFailure::Raised("Python gave an unexpected answer".into())),
             Err(lost) => Err(LoadFailure::Lost(lost.reason().into())),
         };
         let took = outcome.as_ref().ok().copied();

@@ -220,6 +220,6 @@ pub(super) fn unexpected(answer: PythonAnswer) -> ModelError {
     match answer {
         PythonAnswer::Failed(reason) => ModelError::Elsewhere(reason),
         PythonAnswer::OutOfMemory(reason) => ModelError::OutOfMemory(reason),
-        _ => ModelError::Elsewhere("Python answers what was not asked".into()),
+        _ => ModelError::Elsewhere("Python gave an unexpected answer".into()),
     }
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure_serve::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts, Tier};
 use tenure_serve::metrics::{Metrics, Phases, WeightsFound};
 use tenure_serve::protocol::{
     Batching, Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
 };
+use tenure_serve::service::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts, Tier};
 use tenure_tensor::Device;
 use tokio::sync::Semaphore;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure_serve::http::{InferenceServer, InferenceServerConfig};
+use tenure_serve::server::{InferenceServer, InferenceServerConfig};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

@@ -6,11 +6,8 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-use super::connection::serve;
-use super::feed::Feed;
-use super::routes::Routes;
-use super::sites::{HostName, Origin, Sites};
 use crate::grpc;
+use crate::http::{self, HostName, Origin, Sites};
 use crate::service::connections::Connections;
 use crate::service::shared::ServerShared;
 use crate::service::{Limits, Operators, Service, TlsError, TlsFiles};
@@ -119,12 +116,7 @@ impl InferenceServer {
                 grpc::serve(connections, shared.clone(), shared.stopped()).await;
             }
         };
-        let feed = Arc::new(Feed::default());
-        let routes = Arc::new(Routes::new(shared.clone(), sites, feed.clone()));
-        let limits = shared.limits;
-        let http = connections.serve(shared.stopped(), move |accepted| serve(accepted, routes.clone(), limits));
-        let feed = feed.run(&*shared.service, shared.stopped());
-        tokio::join!(shutdown, http, grpc, feed);
+        tokio::join!(shutdown, http::serve(connections, shared.clone(), sites), grpc);
     }
 }
 
