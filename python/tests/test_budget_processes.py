@@ -78,3 +78,35 @@ def test_processes_train_together(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
+
+
+FORKED = """
+import os, sys
+import torch, tenure.torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[layer for _ in range(10) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())])
+def peaks():
+    with tenure.torch.budget(model, "100%") as budget:
+        for _ in range(6):
+            model.zero_grad(set_to_none=True)
+            model(torch.ones(2048, 512)).square().mean().backward()
+            yield budget.report().peak_bytes
+before = list(peaks())
+child = os.fork()
+if child == 0:
+    inherited = list(peaks())
+    grandchild = os.fork()
+    if grandchild == 0:
+        os._exit(int(list(peaks()) != inherited))
+    # The first step has the gradients of the parent beside its own.
+    is_same = inherited[1:] == before[1:] and os.waitpid(grandchild, 0)[1] == 0
+    print(before, inherited, flush=True)
+    os._exit(int(not is_same))
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_a_child_that_is_forked_after_a_budget_has_one_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -2,12 +2,11 @@
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
 use std::sync::Arc;
 
-use tenure_core::{Allocator, AllocatorScope, DataPtr, Device};
+use tenure_core::{Allocator, AllocatorScope, Device};
 use tenure_device::exchange;
-use tenure_device::host::{self, HostMemory, OnHostMemory};
+use tenure_device::host::{HostMemory, OnHostMemory};
 
 use crate::failure::{Failure, Status, guarded};
 
@@ -65,24 +64,15 @@ extern "C" fn free(data: *mut c_void) -> bool {
     if exchange::release(data.addr()) {
         return true;
     }
-    let Some(mut memory) = exchange::take_back(data.addr()) else { return false };
-    if host::is_forked() && is_of_host_memory(&memory) {
-        let _ = memory.release_context();
-        return true;
-    }
+    let Some(memory) = exchange::take_back(data.addr()) else { return false };
     // No lock is held here. A deleter that panics leaks its block; the panic cannot be reported from here.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(memory)));
     true
 }
 
-/// Returns whether a block came from [`HostMemory`].
-fn is_of_host_memory(memory: &DataPtr) -> bool {
-    let host_deleter = HostMemory::installed().and_then(|host| host.raw_deleter());
-    memory.deleter().zip(host_deleter).is_some_and(|(own, host_deleter)| ptr::fn_addr_eq(own, host_deleter))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ptr;
     use std::sync::{Mutex, PoisonError};
 
     use tenure_core::{CpuAllocator, Storage};

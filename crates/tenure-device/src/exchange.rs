@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 use tenure_core::{Allocator, DataPtr, Device, Storage, Unforked};
 
-use crate::host::{self, HostMemory};
+use crate::host::HostMemory;
 use crate::memory;
 
 /// The blocks on the CPU that the library owns, by address. They belong to no storage.
@@ -165,9 +165,6 @@ fn drop_handle(address: usize) -> bool {
     let last = shared.remove(&address);
     drop(shared);
     SHARED_COUNT.fetch_sub(1, Ordering::Relaxed);
-    if host::is_forked() {
-        // Threads of the parent may hold the locks of its allocator.
-        std::mem::forget(last);
-    }
+    drop(last);
     true
 }

@@ -11,8 +11,8 @@ use std::alloc::{self, Layout};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
@@ -24,12 +24,12 @@ use tenure_alloc::{
     Statistics,
 };
 use tenure_core::{
-    Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
+    Allocator, AllocatorError, AllocatorRegistry, AtFork, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
 
 use crate::activity_log;
 
-pub use default_scope::{OnHostMemory, is_forked};
+pub use default_scope::OnHostMemory;
 
 /// The bytes of address space to ask for: the next size is tried where the system refuses one.
 const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
@@ -47,12 +47,22 @@ const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// The alignment of every pointer, in bytes: a cache line, and the widest vector register.
 const ALIGNMENT: usize = 64;
 
-static HOST: LazyLock<Option<Arc<HostMemory>>> = LazyLock::new(|| HostMemory::new().ok());
+/// The host memory of this process, which is never dropped; null before its first use. A forked child has its own: other
+/// threads may hold the locks of its parent's, and there are no such threads in the child to release them.
+static HOST: AtomicPtr<HostMemory> = AtomicPtr::new(ptr::null_mut());
+
+/// The host memory of the process that this one was forked from, or of an earlier one; null if there is none.
+static INHERITED: AtomicPtr<HostMemory> = AtomicPtr::new(ptr::null_mut());
+
+/// The number of forks between this process and the first one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The one pointer to `free` that is handed out: taking its address elsewhere may give another address.
 static FREE: Deleter = free;
 
 /// Host memory for tensors on the CPU. A process has one.
+///
+/// A forked child gets one of its own. What it frees of its parent's blocks is not used again.
 pub struct HostMemory {
     heap: PageHeap<HostMapping>,
     small: Mutex<SmallBlocks>,
@@ -62,7 +72,12 @@ pub struct HostMemory {
     limit: AtomicU64,
     /// Returns the bytes of memory that the system has available, if blocks are refused for which it has too few.
     available: OnceLock<fn() -> u64>,
+    /// The one that this process inherited, whose blocks may still be there.
+    inherited: Option<&'static HostMemory>,
 }
+
+/// The allocator that is registered: the host memory of whichever process calls it.
+struct OfThisProcess;
 
 /// The counters of small blocks, and the part of the limit that they have.
 #[derive(Default)]
@@ -78,6 +93,7 @@ struct SmallBlocks {
 struct Header {
     bytes: usize,
     tag: Tag,
+    generation: u32,
 }
 
 const _: () = assert!(size_of::<Header>() == ALIGNMENT && align_of::<Header>() == ALIGNMENT);
@@ -103,22 +119,41 @@ impl HostMemory {
     /// # Ok::<(), tenure_core::Error>(())
     /// ```
     pub fn install() {
-        if let Some(memory) = Self::installed() {
-            AllocatorRegistry::global().register(DeviceKind::Cpu, memory, 1);
+        if Self::installed().is_some() {
+            AllocatorRegistry::global().register(DeviceKind::Cpu, Arc::new(OfThisProcess), 1);
         }
     }
 
     /// Returns the process's host memory, if the system gives address space.
     pub fn installed() -> Option<Arc<Self>> {
-        HOST.clone()
+        let mut host = HOST.load(Ordering::Acquire);
+        if host.is_null() {
+            let made = Arc::into_raw(Self::new().ok()?).cast_mut();
+            host = match HOST.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => made,
+                Err(earlier) => {
+                    // SAFETY: no other thread has the pointer.
+                    drop(unsafe { Arc::from_raw(made) });
+                    earlier
+                }
+            };
+        }
+        // SAFETY: the pointer came from `Arc::into_raw`, and is never given back.
+        unsafe {
+            Arc::increment_strong_count(host);
+            Some(Arc::from_raw(host))
+        }
     }
 
     fn new() -> Result<Arc<Self>, BackingError> {
+        static LISTENING: Once = Once::new();
+        LISTENING.call_once(|| AtFork { before: || (), in_parent: || (), in_child: leave_to_parent }.register());
         let heap = PageHeap::new(HostMapping::new()?, PageHeapConfig::default());
         let small = Mutex::default();
         let peak = AtomicU64::new(0);
         let limit = AtomicU64::new(u64::MAX);
-        let memory = Arc::new(Self { heap, small, peak, limit, available: OnceLock::new() });
+        let inherited = inherited();
+        let memory = Arc::new(Self { heap, small, peak, limit, available: OnceLock::new(), inherited });
         let weak = Arc::downgrade(&memory);
         // If a callback frees small blocks, this turns their room into room for a large block.
         memory.add_free_memory_callback(Box::new(move || weak.upgrade().is_some_and(|memory| memory.trim_room())));
@@ -235,7 +270,7 @@ impl HostMemory {
         }
         // SAFETY: fresh memory, aligned to and large enough for a header and the bytes after it.
         let data = unsafe {
-            start.cast::<Header>().write(Header { bytes, tag });
+            start.cast::<Header>().write(Header { bytes, tag, generation: GENERATION.load(Ordering::Relaxed) });
             start.add(size_of::<Header>())
         };
         self.peak.fetch_max(self.heap.live_bytes() + small_bytes, Ordering::Relaxed);
@@ -397,12 +432,54 @@ unsafe impl Allocator for HostMemory {
     }
 }
 
+// SAFETY: as for `HostMemory`. A block is freed by its address, whichever process allocated it.
+unsafe impl Allocator for OfThisProcess {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        let memory = HostMemory::installed();
+        memory
+            .ok_or(AllocatorError::OutOfMemory { device: Device::CPU, requested: bytes, allocated: 0 })?
+            .allocate(bytes)
+    }
+
+    unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
+        // SAFETY: the caller promises it.
+        unsafe { ptr::copy_nonoverlapping(source, target, bytes) };
+        Ok(())
+    }
+
+    fn raw_deleter(&self) -> Option<Deleter> {
+        Some(FREE)
+    }
+}
+
+/// Leaves the host memory to the parent of this process, which was just forked.
+fn leave_to_parent() {
+    let own = HOST.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !own.is_null() {
+        INHERITED.store(own, Ordering::Relaxed);
+    }
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    default_scope::leave_all();
+}
+
+/// Returns the host memory that this process inherited.
+fn inherited() -> Option<&'static HostMemory> {
+    // SAFETY: the pointer was `HOST`'s, which is never given back.
+    unsafe { INHERITED.load(Ordering::Relaxed).as_ref() }
+}
+
 /// # Safety
 /// `context` is a pointer that [`HostMemory`] returned, and is not used again.
 unsafe fn free(context: *mut c_void) {
-    let Some(memory) = &*HOST else { return };
     let address = context.addr() as Address;
-    if memory.heap.addresses().contains(&address) {
+    let has_block = |memory: &&HostMemory| memory.heap.addresses().contains(&address);
+    // SAFETY: the pointer came from `Arc::into_raw`, and is never given back.
+    let own = unsafe { HOST.load(Ordering::Acquire).as_ref() };
+    if let Some(memory) = own.filter(has_block) {
         let bytes = if activity_log::is_on() { memory.heap.block_bytes(address) } else { None };
         // The block is live, so this cannot fail.
         let _ = memory.heap.free(address);
@@ -411,11 +488,16 @@ unsafe fn free(context: *mut c_void) {
         }
         return;
     }
+    if std::iter::successors(inherited(), |memory| memory.inherited).any(|memory| has_block(&memory)) {
+        return;
+    }
     // SAFETY: a small block, which has a header before it and the layout that the header gives.
     unsafe {
         let start = context.cast::<u8>().sub(size_of::<Header>());
-        let Header { bytes, tag } = start.cast::<Header>().read();
-        memory.free_small(tag, bytes as u64);
+        let Header { bytes, tag, generation } = start.cast::<Header>().read();
+        if let Some(memory) = own.filter(|_| generation == GENERATION.load(Ordering::Relaxed)) {
+            memory.free_small(tag, bytes as u64);
+        }
         if let Some(layout) = small_layout(bytes) {
             alloc::dealloc(start, layout);
         }

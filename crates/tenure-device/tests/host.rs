@@ -194,3 +194,53 @@ fn small_and_large_blocks_share_a_limit_to_the_byte() {
     }
     memory.set_limit(None).unwrap();
 }
+
+/// Forks, and returns whether `child` returned true in the child. A child that hangs is ended after 20 s.
+#[cfg(target_os = "linux")]
+fn forked(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child touches host memory only, whose locks no other thread of the parent holds there, and ends.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(20);
+                libc::_exit(i32::from(!child()))
+            }
+            child => {
+                let mut status = 1;
+                libc::waitpid(child, &raw mut status, 0);
+                status == 0
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forked_child_gets_back_what_it_frees_and_leaves_its_parents_blocks_alone() {
+    let _alone = ALONE.lock();
+    HostMemory::install();
+    let registered = tenure_core::AllocatorRegistry::global().allocator(tenure_core::DeviceKind::Cpu).unwrap();
+    let live = || HostMemory::installed().unwrap().statistics().all.allocated_bytes.current;
+    let blocks = || [1000, 3 * MIB].map(|bytes| registered.allocate(bytes).unwrap());
+    let mut of_parent = Some(blocks());
+    let before = live();
+    let uses_its_own = || {
+        let kept = blocks();
+        let is_counted = live() == 1000 + 3 * MIB as u64;
+        drop(kept);
+        is_counted && live() == 0
+    };
+    let child = || {
+        drop(of_parent.take());
+        // The grandchild frees blocks of both.
+        uses_its_own() && {
+            let mut of_child = Some(blocks());
+            forked(|| {
+                drop(of_child.take());
+                uses_its_own()
+            })
+        }
+    };
+    assert!(forked(child));
+    assert!(of_parent.is_some() && live() == before);
+}

@@ -1,41 +1,26 @@
 //! Scopes in which host memory is the default of another library's tensors on the CPU.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-use tenure_core::AtFork;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::HostMemory;
 
 /// The number of scopes that are entered.
 static ENTERED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether this process is a child of one that entered a scope.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
-
 /// A scope in which another library's tensors on the CPU lie in [`HostMemory`], on all threads that chose no other
-/// allocator. A forked child is in no scope.
+/// allocator. A forked child is in no scope of its parent.
 #[must_use = "the scope ends when this is dropped"]
-pub struct OnHostMemory(());
+pub struct OnHostMemory {
+    /// The process that entered.
+    process: u32,
+}
 
 impl OnHostMemory {
     /// Enters a scope. Returns `None` if the system gives no address space.
     pub fn enter() -> Option<Self> {
-        static LISTENING: Once = Once::new();
         HostMemory::installed()?;
-        LISTENING.call_once(|| {
-            let handlers = AtFork {
-                before: || (),
-                in_parent: || (),
-                in_child: || {
-                    ENTERED.store(0, Ordering::Relaxed);
-                    IS_FORKED.store(true, Ordering::Relaxed);
-                },
-            };
-            handlers.register();
-        });
         ENTERED.fetch_add(1, Ordering::Relaxed);
-        Some(Self(()))
+        Some(Self { process: std::process::id() })
     }
 
     /// Returns whether this process is in a scope.
@@ -46,13 +31,13 @@ impl OnHostMemory {
 
 impl Drop for OnHostMemory {
     fn drop(&mut self) {
-        // In a forked child, the count is 0 already.
-        let _ = ENTERED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |entered| entered.checked_sub(1));
+        if self.process == std::process::id() {
+            ENTERED.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
-/// Returns whether this process is a child of one that entered [`OnHostMemory`]. In such a child, other threads of the
-/// parent may hold locks of host memory for ever.
-pub fn is_forked() -> bool {
-    IS_FORKED.load(Ordering::Relaxed)
+/// Leaves all scopes, in a child that was just forked.
+pub(super) fn leave_all() {
+    ENTERED.store(0, Ordering::Relaxed);
 }
