@@ -11,7 +11,7 @@ use std::alloc::{self, Layout};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
 #[cfg(target_os = "linux")]
@@ -54,9 +54,6 @@ static HOST: AtomicPtr<HostMemory> = AtomicPtr::new(ptr::null_mut());
 /// The host memory of the process that this one was forked from, or of an earlier one; null if there is none.
 static INHERITED: AtomicPtr<HostMemory> = AtomicPtr::new(ptr::null_mut());
 
-/// The number of forks between this process and the first one.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
 /// The one pointer to `free` that is handed out: taking its address elsewhere may give another address.
 static FREE: Deleter = free;
 
@@ -93,7 +90,8 @@ struct SmallBlocks {
 struct Header {
     bytes: usize,
     tag: Tag,
-    generation: u32,
+    /// The host memory that counts the block.
+    owner: *const HostMemory,
 }
 
 const _: () = assert!(size_of::<Header>() == ALIGNMENT && align_of::<Header>() == ALIGNMENT);
@@ -270,7 +268,7 @@ impl HostMemory {
         }
         // SAFETY: fresh memory, aligned to and large enough for a header and the bytes after it.
         let data = unsafe {
-            start.cast::<Header>().write(Header { bytes, tag, generation: GENERATION.load(Ordering::Relaxed) });
+            start.cast::<Header>().write(Header { bytes, tag, owner: self });
             start.add(size_of::<Header>())
         };
         self.peak.fetch_max(self.heap.live_bytes() + small_bytes, Ordering::Relaxed);
@@ -462,7 +460,6 @@ fn leave_to_parent() {
     if !own.is_null() {
         INHERITED.store(own, Ordering::Relaxed);
     }
-    GENERATION.fetch_add(1, Ordering::Relaxed);
     default_scope::leave_all();
 }
 
@@ -494,8 +491,8 @@ unsafe fn free(context: *mut c_void) {
     // SAFETY: a small block, which has a header before it and the layout that the header gives.
     unsafe {
         let start = context.cast::<u8>().sub(size_of::<Header>());
-        let Header { bytes, tag, generation } = start.cast::<Header>().read();
-        if let Some(memory) = own.filter(|_| generation == GENERATION.load(Ordering::Relaxed)) {
+        let Header { bytes, tag, owner } = start.cast::<Header>().read();
+        if let Some(memory) = own.filter(|own| ptr::eq(*own, owner)) {
             memory.free_small(tag, bytes as u64);
         }
         if let Some(layout) = small_layout(bytes) {

@@ -222,6 +222,7 @@ fn a_forked_child_gets_back_what_it_frees_and_leaves_its_parents_blocks_alone() 
     let registered = tenure_core::AllocatorRegistry::global().allocator(tenure_core::DeviceKind::Cpu).unwrap();
     let live = || HostMemory::installed().unwrap().statistics().all.allocated_bytes.current;
     let blocks = || [1000, 3 * MIB].map(|bytes| registered.allocate(bytes).unwrap());
+    let parents = HostMemory::installed().unwrap();
     let mut of_parent = Some(blocks());
     let before = live();
     let uses_its_own = || {
@@ -232,6 +233,8 @@ fn a_forked_child_gets_back_what_it_frees_and_leaves_its_parents_blocks_alone() 
     };
     let child = || {
         drop(of_parent.take());
+        // What has kept the parent's host memory may go on with it.
+        drop([1000, 3 * MIB].map(|bytes| parents.allocate(bytes).unwrap()));
         // The grandchild frees blocks of both.
         uses_its_own() && {
             let mut of_child = Some(blocks());

@@ -64,15 +64,7 @@ fn numbers(count: usize, device: Device) -> Tensor {
 #[test]
 fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
     for (device, memory) in devices(0) {
-        let side = memory.streams().pooled(Priority::Default).unwrap();
-        let main = memory.streams().current();
-        let x = numbers(100, device).requires_grad_(true).unwrap();
-        lead(&main, &side);
-        let y = {
-            let _side = StreamGuard::new(&side);
-            x.mul(&x).unwrap()
-        };
-        lead(&side, &main);
+        let (x, y) = square_on_the_side(device, memory);
         // Both parts of the gradient meet at `x`, one from each stream.
         let z = y.mul(&x).unwrap().add(&y.relu().unwrap()).unwrap();
         backward(&z).unwrap();

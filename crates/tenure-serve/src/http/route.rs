@@ -1,4 +1,4 @@
-//! What the routes of all protocols share: the parts that they take from a request, and JSON.
+//! Routes of all protocols share this: the parts that they take from a request, and JSON.
 
 use std::sync::Arc;
 

@@ -33,8 +33,8 @@
 //! its class, and for the debts.
 //!
 //! **Waiting.** Beside its turn, a request waits for one of: more requests to fill its batch, up to the model's delay; a
-//! batch of its model that runs; room for the weights; a model that rests after a failure; a free device, which training
-//! in the background may have to leave first. The file `choice` decides it.
+//! batch of its model that runs; room for the weights; the end of a rest, which a model takes after its workers died; a
+//! free device, which training in the background may have to leave first. The file `choice` decides it.
 //!
 //! **Batches.** A class is a model and a priority. A batch starts with the oldest request of a class. Other requests
 //! for the same model and of the same shape join it, by priority, then by turn: clients take turns.

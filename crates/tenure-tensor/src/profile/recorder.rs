@@ -33,7 +33,7 @@ struct RecorderState {
     spans: Vec<Span>,
     memory: Vec<MemoryPoint>,
     memory_use: Vec<MemoryUse>,
-    /// The number of spans beyond the limit, which are not kept.
+    /// The number of spans and changes of memory beyond the limit, which are not kept.
     dropped: u64,
 }
 

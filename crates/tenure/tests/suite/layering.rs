@@ -45,13 +45,14 @@ fn room(row: &str) -> Room {
 /// Returns what cargo writes.
 fn cargo(arguments: &[&str]) -> String {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let output = Command::new(cargo).args(arguments).arg("--offline").current_dir(ROOT).output().unwrap();
+    let output = Command::new(cargo).args(arguments).current_dir(ROOT).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn manifests() -> BTreeMap<String, Manifest> {
-    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
+    let metadata: Value =
+        serde_json::from_str(&cargo(&["metadata", "--no-deps", "--offline", "--format-version", "1"])).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     packages.iter().map(|package| (name(package), manifest(package))).collect()
 }
@@ -136,8 +137,17 @@ fn only_one_crate_calls_the_devices_libraries() {
 
 /// Returns the crates that a build of `selected` is made of, each with its features.
 fn built(selected: &[&str]) -> BTreeSet<String> {
-    let tree =
-        ["tree", "--target", "x86_64-unknown-linux-gnu", "--prefix", "none", "--no-dedupe", "--format", "{p} {f}"];
+    let tree = [
+        "tree",
+        "--locked",
+        "--target",
+        "x86_64-unknown-linux-gnu",
+        "--prefix",
+        "none",
+        "--no-dedupe",
+        "--format",
+        "{p} {f}",
+    ];
     cargo(&[&tree[..], selected].concat()).lines().map(String::from).collect()
 }
 
