@@ -155,8 +155,11 @@ def convolved(x: Any) -> Any:
         # In-place operations whose functional form would give another type or other strides.
         lambda x: x.exp().to(torch.bfloat16).mul_(torch.full((32,), 0.5)),
         lambda x: x.exp().view(16, 1, 256).transpose(1, 2).relu_(),
-        # The dropout mask is small, and kept.
-        lambda x: nn.functional.dropout(x, 0.5),
+        lambda x: nn.functional.glu(x.exp()).flip(0).roll(1, 1),
+        lambda x: nn.functional.interpolate(x.exp().unflatten(0, (2, 4)), scale_factor=2, mode="bicubic"),
+        lambda x: nn.functional.pad(x.exp(), (1, 2), mode="reflect")[:, [3, 1, 1]],
+        lambda x: x.sin().sort(-1, descending=True).values.amax(1),
+        lambda x: torch.arange(0, 1, 0.25) + 1,
     ],
 )
 def test_results_of_an_operation_are_made_again(compute: Callable[[Any], Any]) -> None:
@@ -177,8 +180,14 @@ def test_results_of_an_operation_are_made_again(compute: Callable[[Any], Any]) -
 @pytest.mark.parametrize(
     "compute",
     [
-        # A result that differs each time.
-        torch.rand_like,
+        # Samples whose probabilities are added up in an order that may vary.
+        lambda x: torch.multinomial(x.exp().flatten(1), 4),
+        # Constants, which are often buffers that the program's own kernels write to.
+        torch.zeros_like,
+        lambda x: torch.empty_like(x).fill_(2),
+        # Random numbers for a parameter, and for a part of a tensor.
+        lambda x: x.detach().uniform_(),
+        lambda x: (y := torch.empty_like(x))[0].uniform_() is not None and y,
         # A write to a part of a tensor.
         lambda x: (y := x.exp())[0].add_(1) is not None and y,
         # An operation whose order of additions may vary.
@@ -194,10 +203,92 @@ def test_operations_that_cannot_be_repeated_are_not_made_again(compute: Callable
     book.close()
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, generator: nn.functional.dropout(x, 0.5),
+        lambda x, generator: nn.functional.alpha_dropout(x, 0.5, True),
+        lambda x, generator: nn.functional.dropout2d(x.view(8, 4, 8, 16), 0.5),
+        lambda x, generator: torch.native_dropout(x, 0.5, True)[0],
+        lambda x, generator: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        lambda x, generator: torch.rand_like(x) + torch.randn_like(x),
+        lambda x, generator: torch.randint_like(x, 7),
+        lambda x, generator: torch.rand(3, 5) * torch.randn(3, 5),
+        # An odd number of normal ones leaves one in the generator for the next.
+        lambda x, generator: (torch.randn(3), torch.randn(5, dtype=torch.float64))[1],
+        lambda x, generator: torch.randint(9, (64,)),
+        lambda x, generator: torch.randperm(64),
+        lambda x, generator: torch.randperm(64, generator=generator),
+        lambda x, generator: torch.rand(64, generator=generator),
+        lambda x, generator: torch.bernoulli(x.sigmoid()),
+        lambda x, generator: torch.bernoulli(x.sigmoid(), generator=generator),
+        lambda x, generator: torch.normal(x.exp(), 2.0, generator=generator),
+        lambda x, generator: torch.poisson(x.exp()),
+        # Operations that fill memory whose bytes nothing else depends on.
+        lambda x, generator: torch.empty_like(x).bernoulli_(0.3),
+        lambda x, generator: torch.empty(8, 16, 32).bernoulli_(x.sigmoid()),
+        lambda x, generator: torch.empty(16, 8).t().normal_(2, 3, generator=generator),
+        lambda x, generator: torch.empty(64).exponential_().log_(),
+        lambda x, generator: torch.empty(64, dtype=torch.bfloat16).uniform_(),
+        lambda x, generator: torch.empty(64).cauchy_(),
+        lambda x, generator: torch.empty(64, dtype=torch.int64).random_(100),
+    ],
+)
+def test_random_results_are_made_again_and_later_numbers_stay_the_same(compute: Callable[[Any, Any], Any]) -> None:
+    x = rows().requires_grad_()
+    generator = torch.Generator().manual_seed(5)
+    torch.manual_seed(4)
+    torch.randn(3)
+    book = Book([x.data_ptr()])
+    book.bytes[x.untyped_storage().data_ptr(), x._version] = x.untyped_storage()
+    with Keeping(), book.listening():
+        made = compute(x, generator)
+    # Further numbers are drawn before the results are made again.
+    torch.randn(7)
+    torch.rand(3, generator=generator)
+    later = torch.get_rng_state(), generator.get_state()
+    for _ in range(2):
+        again = torch.empty(0, dtype=made.dtype)
+        storage = book.compute((made.untyped_storage().data_ptr(), made._version))
+        again.set_(storage, made.storage_offset(), made.shape, made.stride())
+        assert again.data_ptr() != made.data_ptr() and torch.equal(again, made)
+        assert torch.equal(torch.get_rng_state(), later[0]) and torch.equal(generator.get_state(), later[1])
+    book.close()
+
+
+def test_recorded_operations_draw_the_numbers_they_would_draw_otherwise() -> None:
+    def drawn() -> tuple[Any, ...]:
+        torch.manual_seed(4)
+        return *(torch.randn(size) for size in (3, 64)), torch.rand(5), torch.empty(9).normal_(), torch.get_rng_state()
+
+    book = Book([])
+    with book.listening():
+        recorded = drawn()
+    assert all(torch.equal(*pair) for pair in zip(recorded, drawn(), strict=True))
+    book.close()
+
+
+def test_the_generator_goes_on_where_it_was_if_an_operation_fails() -> None:
+    book = Book([])
+    with Keeping(), book.listening():
+        limit = torch.arange(8).sum()
+        made = torch.randint_like(rows(), limit)
+    # A limit that the operation refuses.
+    known = limit.untyped_storage().data_ptr(), 0
+    del book.made[known]
+    book.bytes[known] = torch.zeros(1, dtype=torch.int64).untyped_storage()
+    torch.rand(3)
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="random_ expects"):
+        book.compute((made.untyped_storage().data_ptr(), 0))
+    assert torch.equal(torch.get_rng_state(), before)
+    book.close()
+
+
 def test_an_input_that_was_written_to_since_is_not_computed_with() -> None:
     weight = torch.ones(32)
     book = Book([weight.data_ptr()])
-    with book.listening():
+    with Keeping(), book.listening():
         made = rows() * weight
     weight.add_(1)
     with pytest.raises(RuntimeError, match="written to"):

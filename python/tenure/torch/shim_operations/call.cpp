@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "generator.h"
+
 namespace tenure {
 
 namespace {
@@ -17,6 +19,19 @@ constexpr size_t kSmallBytes = 1 << 20;
 
 bool is_whole(const at::Tensor &tensor) {
   return tensor.nbytes() == tensor.storage().nbytes();
+}
+
+/// Returns whether an operation in place can be repeated as one that makes a new tensor.
+bool can_be_apart(const Kind &kind, const at::Tensor &written, const Known &known) {
+  if (!is_whole(written))
+    return false;
+  // If its elements are not read, it does not matter whether the tensor was kept.
+  return kind.is_unread ? written.is_non_overlapping_and_dense() && !known.is_staying(bytes_of(written))
+                        : !known.kept(written);
+}
+
+bool is_drawing(const Kind &kind, const torch::jit::Stack &given) {
+  return kind.is_random && !(kind.drops && given[*kind.drops].toDouble() == 0);
 }
 
 } // namespace
@@ -58,22 +73,31 @@ std::optional<Kept> Known::kept(const at::Tensor &tensor) const {
   return Kept{copy, copy._version()};
 }
 
+std::optional<at::Generator> Call::state_before(const Kind &kind, const torch::jit::Stack &given, c10::Device device) {
+  if (!kind.again || !is_drawing(kind, given))
+    return std::nullopt;
+  const bool is_named = kind.generator && !given[*kind.generator].isNone();
+  return copy_of(is_named ? given[*kind.generator].toGenerator() : default_generator(device));
+}
+
 std::unique_ptr<Call> Call::of(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
-                               const Known &known, std::vector<std::pair<size_t, Layout>> results) {
+                               std::optional<at::Generator> state, const Known &known,
+                               std::vector<std::pair<size_t, Layout>> results) {
   if (!kind.again || results.empty())
     return nullptr;
-  if (kind.is_in_place && (!is_whole(given[0].toTensor()) || known.kept(given[0].toTensor())))
+  if (kind.is_in_place && !can_be_apart(kind, given[0].toTensor(), known))
     return nullptr;
-  if (kind.drops && given[*kind.drops].toDouble() > 0)
+  if (is_drawing(kind, given) && !state)
     return nullptr;
   // With the benchmark mode on, cuDNN may choose another algorithm each time.
   if (kind.is_convolution && at::globalContext().benchmarkCuDNN())
     return nullptr;
-  const bool is_counting = kind.is_counting && given[5].toBool();
   std::unique_ptr<Call> call(new Call(kind, stream, std::move(results)));
+  call->state_ = std::move(state);
   call->givens_.reserve(given.size());
   for (size_t at = 0; at < given.size(); ++at) {
-    auto taken = call->take(is_counting && (at == 3 || at == 4) ? c10::IValue() : given[at], known);
+    const bool is_unread = kind.is_unread && at == 0;
+    auto taken = is_unread ? take_unread(given[at].toTensor(), known) : call->take(call->argument(given, at), known);
     if (!taken)
       return nullptr;
     call->givens_.push_back(std::move(*taken));
@@ -86,6 +110,22 @@ bool Call::takes_any(const std::vector<tenure_bytes> &bytes) const {
     const auto is_it = [&](const auto &input) { return input.address == one.address; };
     return std::any_of(inputs_.begin(), inputs_.end(), is_it);
   });
+}
+
+c10::IValue Call::argument(const torch::jit::Stack &given, size_t at) const {
+  const bool is_counter = kind_.is_counting && (at == 3 || at == 4) && given[5].toBool();
+  if (is_counter)
+    return {};
+  // The default type may be another one by then.
+  if (kind_.dtype == at && given[at].isNone())
+    return c10::typeMetaToScalarType(results_.front().second.dtype);
+  return given[at];
+}
+
+std::optional<Call::Given> Call::take_unread(const at::Tensor &tensor, const Known &known) {
+  if (!is_plain(tensor) || tensor.device() != known.device)
+    return std::nullopt;
+  return Given{Unread{Layout::by(tensor)}};
 }
 
 std::optional<Call::Given> Call::take(const c10::IValue &value, const Known &known) {
@@ -117,7 +157,7 @@ std::optional<Call::Given> Call::take(const at::Tensor &tensor, const Known &kno
   return Given{Layout::by(tensor)};
 }
 
-c10::IValue Call::value_of(const Given &given, void *const *&storages) {
+c10::IValue Call::value_of(const Given &given, void *const *&storages) const {
   if (const auto *layout = std::get_if<Layout>(&given.what)) {
     auto *storage = static_cast<c10::StorageImpl *>(*storages++);
     return layout->of(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
@@ -125,6 +165,10 @@ c10::IValue Call::value_of(const Given &given, void *const *&storages) {
   if (const auto *kept = std::get_if<Kept>(&given.what)) {
     TORCH_CHECK(kept->tensor._version() == kept->version, "a parameter, or another input, was written to since");
     return kept->tensor;
+  }
+  if (const auto *unread = std::get_if<Unread>(&given.what)) {
+    const auto device = stream_.device();
+    return kind_.is_in_place ? unread->layout.unfilled(device) : unread->layout.without_bytes(device);
   }
   const auto *list = std::get_if<List>(&given.what);
   if (list == nullptr)
@@ -149,6 +193,18 @@ torch::jit::Stack Call::values(void *const *storages) const {
   return values;
 }
 
+void Call::run(const c10::OperatorHandle &operation, torch::jit::Stack &stack) const {
+  if (!state_) {
+    operation.callBoxed(stack);
+  } else if (kind_.generator) {
+    stack[*kind_.generator] = state_->clone();
+    operation.callBoxed(stack);
+  } else {
+    const Rewound rewound(*state_);
+    operation.callBoxed(stack);
+  }
+}
+
 at::Tensor Call::run(size_t result, void *const *storages) const {
   c10::AutoGradMode no_gradients(false);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -157,13 +213,13 @@ at::Tensor Call::run(size_t result, void *const *storages) const {
     on.reset_stream(stream_);
   const auto &[number, layout] = results_.at(result);
   auto stack = values(storages);
-  kind_.again->callBoxed(stack);
+  run(*kind_.again, stack);
   auto made = tensors_in(stack);
   if (kind_.in_place && !(Layout::by(made.at(number)) == layout)) {
     // An in-place operation's result has the type and strides of its argument.
     stack = values(storages);
     stack[0] = copy_of(stack[0].toTensor());
-    kind_.in_place->callBoxed(stack);
+    run(*kind_.in_place, stack);
     made = tensors_in(stack);
   }
   TORCH_CHECK(number < made.size() && Layout::by(made[number]) == layout, kind_.name, " makes something else now");

@@ -1,6 +1,7 @@
 // An operation and its arguments, ready to run again.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
@@ -52,10 +53,16 @@ private:
 
 class Call {
 public:
-  /// Makes a call from an operation's arguments, some of which stay. Returns null if the operation cannot be repeated:
-  /// that is common, so it throws nothing.
+  /// Returns a generator with the state of the one that an operation is about to draw from. None if it draws nothing,
+  /// or cannot be repeated.
+  static std::optional<at::Generator> state_before(const Kind &kind, const torch::jit::Stack &given,
+                                                   c10::Device device);
+
+  /// Makes a call from an operation's arguments, some of which stay, and what state_before() returned. Returns null if
+  /// the operation cannot be repeated: that is common, so it throws nothing.
   static std::unique_ptr<Call> of(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
-                                  const Known &known, std::vector<std::pair<size_t, Layout>> results);
+                                  std::optional<at::Generator> state, const Known &known,
+                                  std::vector<std::pair<size_t, Layout>> results);
 
   /// Returns the storages of the arguments that do not stay.
   const std::vector<tenure_bytes> &inputs() const { return inputs_; }
@@ -74,16 +81,26 @@ private:
     bool is_optional;
     Givens givens;
   };
+  /// A tensor of which only the layout matters.
+  struct Unread {
+    Layout layout;
+  };
   struct Given {
-    std::variant<c10::IValue, Layout, Kept, List> what;
+    std::variant<c10::IValue, Layout, Kept, List, Unread> what;
   };
 
   Call(const Kind &kind, c10::Stream stream, std::vector<std::pair<size_t, Layout>> results)
       : kind_(kind), stream_(stream), results_(std::move(results)) {}
 
+  /// Returns an argument as it is passed when the operation is repeated.
+  c10::IValue argument(const torch::jit::Stack &given, size_t at) const;
+  static std::optional<Given> take_unread(const at::Tensor &tensor, const Known &known);
   std::optional<Given> take(const c10::IValue &value, const Known &known);
   std::optional<Given> take(const at::Tensor &tensor, const Known &known);
-  static c10::IValue value_of(const Given &given, void *const *&storages);
+  c10::IValue value_of(const Given &given, void *const *&storages) const;
+
+  /// Runs an operation on these arguments, which its results replace.
+  void run(const c10::OperatorHandle &operation, torch::jit::Stack &stack) const;
 
   /// Returns the arguments, with the inputs on these storages.
   torch::jit::Stack values(void *const *storages) const;
@@ -91,6 +108,8 @@ private:
   const Kind kind_;
   c10::Stream stream_;
   Givens givens_;
+  /// A generator that draws what the operation drew; none if it drew nothing. Never drawn from itself.
+  std::optional<at::Generator> state_;
   std::vector<tenure_bytes> inputs_;
   /// The layout of each result, with its number among all results.
   std::vector<std::pair<size_t, Layout>> results_;

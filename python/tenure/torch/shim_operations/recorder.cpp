@@ -58,21 +58,32 @@ void Recorder::call(const Kind &kind, const c10::OperatorHandle &operation, c10:
   }
   const auto all = torch::jit::last(*stack, operation.schema().arguments().size());
   const torch::jit::Stack given(all.begin(), all.end());
+  auto state = state_before(kind, given);
   operation.redispatchBoxed(below, stack);
-  tell(kind, stream, given, torch::jit::last(*stack, operation.schema().returns().size()));
+  tell(kind, stream, given, std::move(state), torch::jit::last(*stack, operation.schema().returns().size()));
+}
+
+std::optional<at::Generator> Recorder::state_before(const Kind &kind, const torch::jit::Stack &given) const {
+  try {
+    return Call::state_before(kind, given, known_.device);
+  } catch (const std::exception &) {
+    // The operation itself may succeed.
+    return std::nullopt;
+  }
 }
 
 void Recorder::tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
-                    c10::ArrayRef<c10::IValue> returned) {
+                    std::optional<at::Generator> state, c10::ArrayRef<c10::IValue> returned) {
   std::vector<tenure_bytes> made;
-  auto call = noted(kind, stream, given, returned, made);
+  auto call = noted(kind, stream, given, std::move(state), returned, made);
   const auto inputs = call == nullptr ? std::vector<tenure_bytes>{} : call->inputs();
   listener_.operation(listener_.user, handle_of(stream), made.data(), made.size(), inputs.data(), inputs.size(),
                       reinterpret_cast<tenure_call *>(call.release()));
 }
 
 std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
-                                      c10::ArrayRef<c10::IValue> returned, std::vector<tenure_bytes> &made) {
+                                      std::optional<at::Generator> state, c10::ArrayRef<c10::IValue> returned,
+                                      std::vector<tenure_bytes> &made) {
   try {
     std::vector<std::pair<size_t, Layout>> results;
     const auto tensors = tensors_in(returned);
@@ -84,7 +95,7 @@ std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, cons
       made.back().version += kind.is_in_place;
       results.emplace_back(number, Layout::by(tensors[number]));
     }
-    auto call = Call::of(kind, stream, given, known_, std::move(results));
+    auto call = Call::of(kind, stream, given, std::move(state), known_, std::move(results));
     if (call == nullptr)
       return nullptr;
     if (!kind.is_in_place && call->takes_any(made)) {

@@ -30,13 +30,17 @@ public:
   tenure_look look(const at::Tensor &tensor) const;
 
 private:
-  void tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+  /// Returns the state of the generator that an operation is about to draw from, if it can be repeated with it.
+  std::optional<at::Generator> state_before(const Kind &kind, const torch::jit::Stack &given) const;
+
+  void tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, std::optional<at::Generator> state,
             c10::ArrayRef<c10::IValue> returned);
 
   /// Returns the call that repeats an operation, or null if it cannot be repeated. Fills in `made` with the storages of
   /// the results.
   std::unique_ptr<Call> noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
-                              c10::ArrayRef<c10::IValue> returned, std::vector<tenure_bytes> &made);
+                              std::optional<at::Generator> state, c10::ArrayRef<c10::IValue> returned,
+                              std::vector<tenure_bytes> &made);
 
   const tenure_listener listener_;
   /// The listener's user data. Its drop function is called when the recorder is destroyed.

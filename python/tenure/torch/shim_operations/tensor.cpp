@@ -70,6 +70,16 @@ at::Tensor Layout::of(c10::Storage storage) const {
   return tensor;
 }
 
+at::Tensor Layout::unfilled(c10::Device device) const {
+  const c10::OptionalDeviceGuard on(device);
+  const auto bytes = c10::multiply_integers(sizes) * dtype.itemsize();
+  return of(c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(device.type()), true));
+}
+
+at::Tensor Layout::without_bytes(c10::Device device) const {
+  return of(c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device)));
+}
+
 at::Tensor alias_of(const at::Tensor &tensor) {
   // Excluded because Python dispatch modes would otherwise see the copy.
   const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::Python);

@@ -31,6 +31,10 @@ struct Layout {
   bool operator==(const Layout &other) const;
   /// Returns a new tensor with this layout on a storage.
   at::Tensor of(c10::Storage storage) const;
+  /// Returns a new tensor with this layout, which covers its storage, and elements that are not set.
+  at::Tensor unfilled(c10::Device device) const;
+  /// Returns a tensor with this layout and no memory.
+  at::Tensor without_bytes(c10::Device device) const;
 };
 
 /// Returns a tensor with the same bytes and versions. It has no autograd history, and can be freed without the GIL.
