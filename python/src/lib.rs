@@ -45,6 +45,8 @@ mod _native {
     #[pymodule_export]
     use crate::onnx::export_onnx;
     #[pymodule_export]
+    use crate::operations::SavedHooks;
+    #[pymodule_export]
     use crate::placement::{Placement, Recorder, cpu_api, leave_placement, placed_in};
     #[pymodule_export]
     use crate::plan::{AgentClient, Mapping, Problem, plan, planners, simulate_mapping};

@@ -87,7 +87,13 @@ struct ShimTable {
     new_recorder: extern "C" fn(c_int, Listener) -> Option<NonNull<c_void>>,
     drop_recorder: unsafe extern "C" fn(NonNull<c_void>),
     begin: unsafe extern "C" fn(NonNull<c_void>, *const usize, usize),
-    listen: unsafe extern "C" fn(Option<NonNull<c_void>>),
+    listen: unsafe extern "C" fn(Option<NonNull<c_void>>, u64),
+    sequence: extern "C" fn() -> i64,
+    enter_hooks: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Option<NonNull<c_void>>,
+    leave_hooks: unsafe extern "C" fn(NonNull<c_void>),
+    set_hooks: unsafe extern "C" fn(NonNull<c_void>, bool),
+    set_only_hooks: extern "C" fn(bool),
+    drop_hooks: unsafe extern "C" fn(NonNull<c_void>),
     run: unsafe extern "C" fn(NonNull<c_void>, usize, *const NonNull<c_void>, *mut Bytes) -> Option<NonNull<c_void>>,
     drop_call: unsafe extern "C" fn(NonNull<c_void>),
     drop_tensor: unsafe extern "C" fn(NonNull<c_void>),
@@ -124,6 +130,17 @@ impl Shim {
     /// Returns the handle of this thread's current stream on a device.
     pub(crate) fn stream(self, device: Device) -> usize {
         (self.0.stream)(index_of(device)).addr()
+    }
+
+    /// Returns this thread's sequence number, which grows with each operation that is no part of another one. None in
+    /// backward, and in a thread without hooks of saved tensors.
+    pub(crate) fn sequence(self) -> Option<u64> {
+        u64::try_from((self.0.sequence)()).ok()
+    }
+
+    /// Switches this thread's hooks of saved tensors on or off, if it has entered only one pair.
+    pub(crate) fn set_only_hooks(self, on: bool) {
+        (self.0.set_only_hooks)(on);
     }
 
     /// Returns why this thread's last call failed.
@@ -230,10 +247,52 @@ impl OperationRecorder {
         unsafe { (self.shim.0.look)(self.owned.handle, tensor.handle) }
     }
 
-    /// Starts or stops the recording of this thread's operations.
-    pub(crate) fn listen(&self, on: bool) {
+    /// Starts the recording of this thread's operations, from a [sequence number](Shim::sequence) on, or stops it.
+    pub(crate) fn listen(&self, from: Option<u64>) {
         // SAFETY: the recorder is alive, and a thread that listens keeps it alive.
-        unsafe { (self.shim.0.listen)(on.then_some(self.owned.handle)) }
+        unsafe { (self.shim.0.listen)(from.map(|_| self.owned.handle), from.unwrap_or(0)) }
+    }
+}
+
+/// Hooks on the tensors that a thread saves for backward, on its stack until it [leaves](Self::leave) them.
+///
+/// PyTorch calls only the hooks on top of the stack. Wherever these lie on the stack, the thread may
+/// [pause](Self::pause) them: then PyTorch saves tensors as if they had never been there.
+#[pyclass(frozen, module = "tenure._native")]
+pub(crate) struct SavedHooks {
+    shim: Shim,
+    owned: Owned,
+}
+
+#[pymethods]
+impl SavedHooks {
+    /// Puts two functions on top of the thread's stack. `operations` is the address of the shim's table.
+    #[new]
+    fn new(operations: usize, pack: Py<PyAny>, unpack: Py<PyAny>) -> PyResult<Self> {
+        // SAFETY: the package has loaded the shim, which is never unloaded.
+        let shim = unsafe { Shim::at(operations) }?;
+        // SAFETY: the shim takes over the references, and this thread holds the GIL.
+        let handle = unsafe { (shim.0.enter_hooks)(pack.into_ptr().cast(), unpack.into_ptr().cast()) };
+        let handle = handle.ok_or_else(|| complaint(shim.error()))?;
+        Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_hooks } })
+    }
+
+    /// Takes the hooks off the stack for good, in the thread that made them.
+    fn leave(&self) {
+        // SAFETY: the hooks are alive.
+        unsafe { (self.shim.0.leave_hooks)(self.owned.handle) }
+    }
+
+    /// Takes the hooks off the stack, if they are on it.
+    fn pause(&self) {
+        // SAFETY: the hooks are alive.
+        unsafe { (self.shim.0.set_hooks)(self.owned.handle, false) }
+    }
+
+    /// Puts the hooks back where they were, if they are not there.
+    fn resume(&self) {
+        // SAFETY: the hooks are alive.
+        unsafe { (self.shim.0.set_hooks)(self.owned.handle, true) }
     }
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from threading import Thread
 from typing import Any
 
@@ -54,7 +54,10 @@ class Operations(Structure):
         ("new_recorder", CFUNCTYPE(c_void_p, c_int, Listener)),
         ("drop_recorder", Drop),
         ("begin", CFUNCTYPE(None, c_void_p, POINTER(c_size_t), c_size_t)),
-        ("listen", Drop),
+        ("listen", CFUNCTYPE(None, c_void_p, c_uint64)),
+        ("sequence", CFUNCTYPE(c_int64)),
+        # Functions for hooks, which test_budget.py tests.
+        ("hooks", c_void_p * 5),
         ("run", CFUNCTYPE(c_void_p, c_void_p, c_size_t, POINTER(c_void_p), POINTER(Bytes))),
         ("drop_call", Drop),
         ("drop_tensor", Drop),
@@ -79,11 +82,11 @@ class Book:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        self.table.listen(self._recorder)
+        self.table.listen(self._recorder, 0)
         try:
             yield
         finally:
-            self.table.listen(None)
+            self.table.listen(None, 0)
 
     def close(self) -> None:
         for call in {call for _, call, _ in self.made.values()}:

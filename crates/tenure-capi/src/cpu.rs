@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tenure_core::{Allocator, AllocatorScope, Device};
+use tenure_device::allocation_clock::AllocationClock;
 use tenure_device::exchange;
 use tenure_device::host::{HostMemory, OnHostMemory};
 
@@ -52,6 +53,7 @@ unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
         }
         let chosen = chosen();
         let chosen = chosen.ok_or_else(|| Failure::Invalid("this thread has chosen no allocator of the CPU".into()))?;
+        AllocationClock::of(Device::CPU).allocate(bytes);
         let memory = chosen.allocate(bytes)?;
         let address = exchange::hand_out(memory);
         // SAFETY: by the header, a place to write to.

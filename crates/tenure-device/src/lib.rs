@@ -8,7 +8,8 @@
 //!
 //! On top of a driver are [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of
 //! a thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host
-//! memory for copies from and to it. [`exchange`] exchanges blocks of both with PyTorch.
+//! memory for copies from and to it. [`exchange`] exchanges blocks of both with PyTorch, and [`allocation_clock`] counts
+//! the blocks that PyTorch allocates.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -28,6 +29,7 @@
 
 pub mod activity;
 mod activity_log;
+pub mod allocation_clock;
 pub mod background;
 mod backing;
 pub mod cache;

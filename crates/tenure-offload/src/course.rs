@@ -9,6 +9,7 @@ use tenure_tier::codec::Choice;
 use crate::clock::IntervalClock;
 use crate::identity::{ResidentIndex, SavedIndex, TensorId};
 use crate::measured::Measured;
+use crate::pace::{PaceMeter, Paced, Timetable, Watched};
 use crate::profiled::{Making, OperationAt, Profiled, StepEvent};
 use crate::schedule::{OffloadAction, Schedule};
 
@@ -24,8 +25,7 @@ pub(crate) enum Course {
         planned: Arc<Planned>,
         /// The number of events so far.
         events: usize,
-        /// The number of operations since the last event.
-        operations: usize,
+        pacing: Pacing,
         /// The clock, if the intervals are to be timed.
         clock: Option<IntervalClock>,
     },
@@ -36,6 +36,17 @@ pub(crate) enum Course {
     },
     /// The step follows no plan, since it turned out to differ from the planned one.
     Free,
+}
+
+/// How a planned step knows where it is.
+pub(crate) enum Pacing {
+    /// The front end reports each event of the step.
+    Events {
+        /// The number of operations since the last event.
+        operations: usize,
+    },
+    /// The program's allocations are counted, and the front end reports what the timetable asks for.
+    Ticks(Paced),
 }
 
 /// The plan for steps of a signature.
@@ -50,6 +61,8 @@ pub(crate) struct Planned {
     pub(crate) watched_intervals: HashSet<usize>,
     /// The bytes that each interval needs at once.
     pub(crate) needed_bytes: Vec<u64>,
+    /// The timetable, if the step's pace was measured.
+    pub(crate) timetable: Option<Timetable>,
 }
 
 impl Course {
@@ -84,24 +97,32 @@ impl Course {
         Some(profiled.profile.saved().get(index.0)?.recipe.as_ref()?.time_ns)
     }
 
-    /// Returns whether the plan may recompute operations that come before the next save or need.
-    pub(crate) fn listens(&self) -> bool {
+    /// Returns the sequence number from which on the plan may recompute operations that come before the next save or
+    /// need, if it may.
+    pub(crate) fn operations_from(&self) -> Option<u64> {
         match self {
-            Self::Measured(_) => true,
+            Self::Measured(_) => Some(0),
+            Self::Planned { pacing: Pacing::Ticks(paced), .. } => paced.operations_from(),
             // Autograd saves the inputs of an operation after the front end asked about the operation. So the next
             // interval counts, too.
-            Self::Planned { planned, events, .. } => {
-                [*events, events + 1].iter().any(|at| planned.watched_intervals.contains(at))
+            Self::Planned { planned, events, pacing: Pacing::Events { .. }, .. } => {
+                [*events, events + 1].iter().any(|at| planned.watched_intervals.contains(at)).then_some(0)
             }
-            Self::None | Self::Unwatched { .. } | Self::Free => false,
+            Self::None | Self::Unwatched { .. } | Self::Free => None,
         }
     }
 
     /// Counts an operation that the front end asks for now. Returns whether the plan may recompute it.
     pub(crate) fn count_next_operation(&mut self) -> bool {
         match self {
-            Self::Measured(_) => true,
-            Self::Planned { planned, events, operations, .. } => {
+            Self::Measured(measured) => {
+                measured.pace.iter_mut().for_each(PaceMeter::begin_operation);
+                true
+            }
+            Self::Planned { planned, pacing: Pacing::Ticks(paced), .. } => {
+                planned.timetable.as_ref().is_some_and(|timetable| paced.count_operation(timetable))
+            }
+            Self::Planned { planned, events, pacing: Pacing::Events { operations }, .. } => {
                 let next = OperationAt { interval: *events, number: *operations };
                 *operations += 1;
                 planned.repeated.contains(&next)
@@ -132,9 +153,31 @@ impl Course {
         })
     }
 
-    /// Returns the actions that follow an event.
+    /// Returns the tick at which the allocation clock's alarm is to ring next, after tick number `tick`, or after the
+    /// beginning of the step.
+    pub(crate) fn next_alarm(&self, tick: Option<u64>) -> Option<u64> {
+        let next = Some(tick.map_or(0, |tick| tick + 1));
+        match self {
+            Self::Measured(measured) => next.filter(|_| measured.pace.is_some()),
+            // Each interval is timed.
+            Self::Planned { clock: Some(_), pacing: Pacing::Ticks(_), .. } => next,
+            Self::Planned { planned, pacing: Pacing::Ticks(paced), .. } => paced.next_stop(planned.timetable.as_ref()?),
+            _ => None,
+        }
+    }
+
+    /// Returns what the front end has to report when all that is saved is to be reported. None if that is so already, or
+    /// the step follows no timetable.
+    pub(crate) fn watch_all(&mut self, now: u64) -> Option<Watched> {
+        let Self::Planned { pacing: Pacing::Ticks(paced), .. } = self else { return None };
+        paced.watch_all(now)
+    }
+
+    /// Returns the actions that follow an event that the front end reports.
     pub(crate) fn next_actions(&mut self, event: StepEvent, first: TensorId) -> Vec<(TensorId, OffloadAction)> {
-        let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
+        let Self::Planned { profiled, planned, events, pacing: Pacing::Events { operations }, .. } = self else {
+            return Vec::new();
+        };
         let point = *events;
         *events = point + 1;
         *operations = 0;

@@ -5,19 +5,20 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tenure_core::{DType, Purpose, Storage, Tag};
+use tenure_core::{DType, Storage};
 use tenure_device::Stream;
 use tenure_plan::Problem;
 use tenure_tier::Mover;
 use tenure_tier::codec::Choice;
 
 use crate::clock::HostTime;
-use crate::course::Course;
+use crate::course::{Course, Pacing};
 use crate::error::{LeastBudget, OffloadError, ProfileError};
 use crate::identity::{Pass, Signature};
 use crate::inner::{EngineInner, EngineOptions};
 use crate::machine::Memory;
-use crate::place::{OffloadTensor, Place, Recomputation, SavedBytesId, SavedHandle, TensorOwner};
+use crate::pace::PacedFrontEnd;
+use crate::place::{Recomputation, SavedBytesId, SavedHandle, TensorOwner};
 use crate::profiled::StepEvent;
 use crate::reclaim;
 use crate::report::{Planning, SavedRecord};
@@ -35,8 +36,8 @@ impl Engine {
     /// Creates an engine for a memory, whose bytes `mover` moves. The engine has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: EngineOptions) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
-        let (wake, is_strict, moves_all, limit, ledger) = Default::default();
-        let inner = EngineInner { memory, mover, options, host_time, wake, is_strict, moves_all, limit, ledger };
+        let (wake, paced, is_strict, moves_all, limit, ledger) = Default::default();
+        let inner = EngineInner { memory, mover, options, host_time, wake, paced, is_strict, moves_all, limit, ledger };
         let inner = Arc::new(inner);
         let weak = Arc::downgrade(&inner);
         inner.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|inner| reclaim::make_room(&inner))));
@@ -63,6 +64,18 @@ impl Engine {
     /// quarters of the budget, so that tensors saved later can make room for the rest.
     pub fn on_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.inner.wake.lock() = Some(Arc::new(wake));
+    }
+
+    /// Makes planned steps go by the program's allocations, which an
+    /// [`AllocationClock`](tenure_device::allocation_clock::AllocationClock) counts: the front end then reports only
+    /// what the engine asks it to [watch](PacedFrontEnd::watch). It reports everything where it begins a step. The first
+    /// front end stays.
+    pub fn count_allocations(&self, front_end: Arc<dyn PacedFrontEnd>) {
+        if self.inner.paced.set(front_end).is_ok() {
+            let inner = Arc::downgrade(&self.inner);
+            let alarm = move |tick| inner.upgrade().into_iter().for_each(|inner| inner.tick(tick));
+            self.inner.allocation_clock().on_alarm(Some(Arc::new(alarm)));
+        }
     }
 
     /// Makes measured steps keep to the budget, too: tensors that find no room anywhere are recomputed, and a step that
@@ -258,11 +271,16 @@ impl Engine {
         let inner = &self.inner;
         let bytes = storage.bytes() as u64;
         let bytes_id = (storage.generation(), version);
-        let Some(allocator) = storage.allocator().filter(|_| bytes >= inner.options.min_tensor_bytes) else {
+        if storage.allocator().is_none() || bytes < inner.options.min_tensor_bytes {
             return Ok(None);
-        };
+        }
         let mut ledger = inner.ledger.lock();
+        if matches!(ledger.course, Course::Planned { pacing: Pacing::Ticks(_), .. }) {
+            return inner.save_at_tick(ledger, storage, version, dtype, stream, recompute);
+        }
+        let position = ledger.next_save();
         if let Some(saved) = ledger.find(bytes_id) {
+            ledger.note_save(position, saved.id);
             return Ok(Some(saved));
         }
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
@@ -270,26 +288,17 @@ impl Engine {
         }
         let name = ledger.planned_name().map_or_else(name, str::to_owned);
         let event = StepEvent::Save { bytes };
-        let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         ledger.end_interval(&inner.memory, stream, Some(event), &name)?;
         let choice = ledger.codec;
         if let Course::Measured(measured) = &mut ledger.course {
             let (codec, compression) = inner.codec(storage, dtype, choice);
             measured.add(bytes_id, recompute.clone(), codec, compression);
         }
-        let id = ledger.add(OffloadTensor {
-            name,
-            bytes,
-            tag,
-            dtype,
-            allocator: Arc::clone(allocator),
-            stream: stream.cloned(),
-            source: Some(storage.downgrade()),
-            recompute,
-            place: Place::in_memory(storage.clone()),
-        });
+        let Some(tensor) = EngineInner::saved_tensor(storage, dtype, stream, recompute, name) else { return Ok(None) };
+        let id = ledger.add(tensor);
         let saved = Arc::new(SavedHandle { owner: Arc::clone(inner) as Arc<dyn TensorOwner>, id });
         ledger.remember(bytes_id, &saved);
+        ledger.note_save(position, id);
         let actions = ledger.next_actions(event);
         inner.take_actions(ledger, actions)?;
         inner.spill_if_all_move(id)?;
@@ -322,7 +331,13 @@ impl Engine {
     /// Returns whether the plan may recompute operations that come before the next save or need. If not, the front end
     /// need not call [`count_next_operation`](Self::count_next_operation) for them.
     pub fn listens(&self) -> bool {
-        self.inner.ledger.lock().course.listens()
+        self.operations_from().is_some()
+    }
+
+    /// Returns the [sequence number](PacedFrontEnd::sequence) from which on the plan may recompute operations that come
+    /// before the next save or need, if it may: 0 where the program's allocations are not counted.
+    pub fn operations_from(&self) -> Option<u64> {
+        self.inner.ledger.lock().course.operations_from()
     }
 
     /// Counts the operation that the front end asks for next. Returns whether the plan may recompute it: if so, the
@@ -373,6 +388,9 @@ impl Engine {
             ledger.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
             ledger.index(saved.id)
         };
+        if inner.is_paced() {
+            return inner.need_at_tick(saved.id, stream);
+        }
         if let Some(index) = index {
             inner.handle_event(StepEvent::Need { index }, stream)?;
         }

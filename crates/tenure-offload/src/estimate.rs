@@ -36,6 +36,11 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
     let (other_at, other) = *across.min_by(|a, b| nearer(a, b)).or_else(|| others().max_by(|a, b| nearer(a, b)))?;
     let share = (input_bytes as f64 - at as f64) / (other_at as f64 - at as f64);
     let linear = |near: u64, other: u64| (near as f64 + (other as f64 - near as f64) * share).max(0.0) as u64;
+    if let (Some(near), Some(other)) = (&near.pace, &other.pace)
+        && !near.is_like(other)
+    {
+        return None;
+    }
     let profile = near.profile.combined(&other.profile, linear)?;
     let events = near.events.iter().zip(&other.events).map(|(near, other)| combined(near, other, linear));
     let events = events.collect::<Option<Vec<_>>>().filter(|_| near.events.len() == other.events.len())?;

@@ -24,7 +24,7 @@ impl TensorId {
 }
 
 /// The index of a saved tensor in its step: 0 for the one that was saved first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SavedIndex(pub usize);
 
 /// The index of a resident in a [`Profile`](crate::Profile): 0 for the one that was added first.

@@ -1,8 +1,8 @@
 //! The state that an engine's handles share: its memory, its mover, its options and its ledger. Steps that are known to
 //! fit into the budget go unwatched here: the front end reports nothing of them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use crate::error::OffloadError;
 use crate::identity::{Signature, TensorId};
 use crate::ledger::Ledger;
 use crate::machine::{Memory, SpillLink};
+use crate::pace::PacedFrontEnd;
 use crate::place::{OffloadTensor, TensorOwner};
 
 /// Settings of an [`Engine`](crate::Engine).
@@ -39,6 +40,9 @@ pub(crate) struct EngineInner {
     pub(crate) host_time: Mutex<HostTime>,
     /// The front end's callback: see [`Engine::on_wake`](crate::Engine::on_wake).
     pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    /// The front end whose program's allocations are counted: see
+    /// [`Engine::count_allocations`](crate::Engine::count_allocations).
+    pub(crate) paced: OnceLock<Arc<dyn PacedFrontEnd>>,
     /// See [`Engine::set_strict`](crate::Engine::set_strict).
     pub(crate) is_strict: AtomicBool,
     /// See [`Engine::move_all`](crate::Engine::move_all).
@@ -51,6 +55,9 @@ pub(crate) struct EngineInner {
 
 impl Drop for EngineInner {
     fn drop(&mut self) {
+        if self.paced.get().is_some() {
+            self.allocation_clock().on_alarm(None);
+        }
         // The allocator reports a failure. Another engine's limit stays.
         let _ = self.set_limit(None);
     }

@@ -11,11 +11,12 @@ use tenure_tier::Stored;
 use tenure_tier::codec::Choice;
 
 use crate::cache::StepCache;
-use crate::course::Course;
+use crate::course::{Course, Pacing};
 use crate::error::OffloadError;
 use crate::estimate::StepPeaks;
 use crate::identity::{SavedIndex, Signature, TensorId};
 use crate::machine::Memory;
+use crate::pace::{PaceMeter, SavePosition};
 use crate::place::{OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
@@ -159,6 +160,10 @@ impl Ledger {
         let report = StepReport { codec: self.codec, ..StepReport::default() };
         self.signature = signature;
         self.first_of_step = self.next_id;
+        if let Course::Planned { profiled, pacing: Pacing::Ticks(_), .. } = &self.course {
+            // Such a step adds only some of the saved tensors, each as its index says.
+            self.next_id = TensorId::in_step(self.next_id, SavedIndex(profiled.profile.saved().len()));
+        }
         self.report = report;
         self.failure = None;
         self.no_room = None;
@@ -192,11 +197,16 @@ impl Ledger {
     pub(crate) fn add(&mut self, tensor: OffloadTensor) -> TensorId {
         let id = self.next_id;
         self.next_id = id.next();
+        self.add_as(id, tensor);
+        id
+    }
+
+    /// Adds a saved tensor with its identity.
+    pub(crate) fn add_as(&mut self, id: TensorId, tensor: OffloadTensor) {
         if let Some(notes) = &mut self.notes {
             notes.add(id, &tensor);
         }
         self.tensors.insert(id, tensor);
-        id
     }
 
     /// Removes a saved tensor or a resident that is not needed any more.
@@ -222,6 +232,11 @@ impl Ledger {
         idle
     }
 
+    /// Returns the identity of this step's first saved tensor.
+    pub(crate) fn first_of_step(&self) -> TensorId {
+        self.first_of_step
+    }
+
     /// Returns the index of a tensor that this step saved. Returns None for an earlier one.
     pub(crate) fn index(&self, id: TensorId) -> Option<SavedIndex> {
         id.index_in_step(self.first_of_step)
@@ -231,6 +246,22 @@ impl Ledger {
     pub(crate) fn planned_name(&self) -> Option<&str> {
         let Course::Planned { profiled, .. } = &self.course else { return None };
         Some(&profiled.profile.saved().get(self.index(self.next_id)?.0)?.key)
+    }
+
+    /// Returns the position of a save that happens now, in a step whose pace is measured.
+    pub(crate) fn next_save(&mut self) -> Option<SavePosition> {
+        let Course::Measured(measured) = &mut self.course else { return None };
+        measured.pace.as_mut().map(PaceMeter::next_save)
+    }
+
+    /// Notes which tensor was saved at a position.
+    pub(crate) fn note_save(&mut self, position: Option<SavePosition>, id: TensorId) {
+        let index = self.index(id);
+        if let (Course::Measured(measured), Some(position), Some(index)) = (&mut self.course, position, index)
+            && let Some(pace) = &mut measured.pace
+        {
+            pace.save(position, index);
+        }
     }
 
     /// Returns the plan's actions before the first event.
@@ -327,7 +358,10 @@ impl Ledger {
                 measured.profile.end(other);
             }
         }
-        measured.events.extend(event);
+        if let Some(event) = event {
+            measured.events.push(event);
+            measured.pace.iter_mut().for_each(PaceMeter::event);
+        }
         Ok(())
     }
 

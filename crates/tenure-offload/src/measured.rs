@@ -10,6 +10,7 @@ use crate::clock::IntervalClock;
 use crate::error::OffloadError;
 use crate::identity::{Pass, ResidentIndex, SavedIndex, TensorId};
 use crate::machine::Peak;
+use crate::pace::PaceMeter;
 use crate::place::{OffloadTensor, Recomputation, SavedBytesId};
 use crate::profile::Profile;
 use crate::profiled::{Making, OperationAt, Operations, Profiled, StepEvent};
@@ -43,6 +44,8 @@ pub(crate) struct Measured {
     pub(crate) other_bytes: u64,
     /// The peak of the step so far.
     pub(crate) peak: Peak,
+    /// The meter of the step's pace, if its program's allocations are counted.
+    pub(crate) pace: Option<PaceMeter>,
 }
 
 impl Measured {
@@ -51,6 +54,7 @@ impl Measured {
         all_residents: impl Iterator<Item = (TensorId, &'a OffloadTensor)>,
         clock: IntervalClock,
         allocated_bytes: u64,
+        pace: Option<PaceMeter>,
     ) -> Self {
         let mut profile = Profile::new();
         let mut residents = Vec::new();
@@ -80,6 +84,7 @@ impl Measured {
             released_bytes: 0,
             other_bytes: 0,
             peak: Peak::default(),
+            pace,
         }
     }
 
@@ -107,6 +112,7 @@ impl Measured {
         // The next save or need tells the bytes that the interval needs, for all operations since the last one.
         self.profile.end(0);
         self.events.push(StepEvent::Operation);
+        self.pace.iter_mut().for_each(PaceMeter::end_operation);
         Ok(())
     }
 
@@ -183,7 +189,7 @@ impl Measured {
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
         self.remove_overwritten(&mut makings);
-        let Self { mut profile, clock, events, residents, codecs, allocated_bytes, .. } = self;
+        let Self { mut profile, clock, events, residents, codecs, allocated_bytes, pace, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
         for (index, making) in makings.iter().enumerate() {
@@ -203,9 +209,12 @@ impl Measured {
             let before = events[..interval].iter().rev().take_while(|event| **event == StepEvent::Operation).count();
             *operation = OperationAt { interval: groups[interval], number: before };
         }
+        let is_event: Vec<bool> = events.iter().map(|event| *event != StepEvent::Operation).collect();
+        let pace = pace.map(|pace| pace.finish(&is_event));
         let events = events.into_iter().filter(|event| *event != StepEvent::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
-        Ok(Profiled { events, profile, operated, makings, residents, codecs, allocated_bytes, ..Profiled::default() })
+        let flags = Profiled::default();
+        Ok(Profiled { events, profile, operated, pace, makings, residents, codecs, allocated_bytes, ..flags })
     }
 }
 
@@ -225,7 +234,7 @@ mod tests {
         let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
         let time = Arc::clone(&now);
         let clock = IntervalClock::with_host_time(Arc::new(move || *time.lock()));
-        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
+        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, None);
         let save = StepEvent::Save { bytes: 1 };
         let events =
             [(save, 50), (StepEvent::Operation, 5), (StepEvent::Operation, 6), (StepEvent::Operation, 7), (save, 2)];
@@ -289,7 +298,7 @@ mod tests {
         let need = |index| StepEvent::Need { index: SavedIndex(index) };
         let remaining = |needs: [StepEvent; 2], written_after: usize, stays: [Vec<SavedBytesId>; 2]| {
             let clock = IntervalClock::with_host_time(Arc::new(std::time::Instant::now));
-            let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
+            let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, None);
             for (at, event) in needs.into_iter().enumerate() {
                 if at == written_after {
                     measured.write(parameter);

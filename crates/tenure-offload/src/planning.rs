@@ -15,8 +15,10 @@ use crate::course::Planned;
 use crate::error::{OffloadError, ProfileError};
 use crate::inner::{EngineInner, EngineOptions};
 use crate::machine::{Machine, SpillLink};
+use crate::pace::Timetable;
 use crate::profile::Profile;
 use crate::profiled::Profiled;
+use crate::reclaim;
 use crate::report::Planning;
 use crate::schedule::Schedule;
 
@@ -96,7 +98,12 @@ impl EngineInner {
             let repeated = profiled.repeated(&schedule);
             let needed_bytes = schedule.needed_bytes(profile);
             let watched_intervals = profiled.intervals_to_watch(&repeated);
-            Ok(Planned { schedule, predicted, repeated, watched_intervals, needed_bytes })
+            let room_bytes = reclaim::room_bytes(budget_bytes.saturating_sub(self.ledger.lock().aside_bytes));
+            let timetable = profiled.pace.as_ref().map(|pace| {
+                let releases = schedule.releases(profile, &needed_bytes, room_bytes);
+                Timetable::of(profiled, pace, &schedule, &repeated, &releases, budget_bytes)
+            });
+            Ok(Planned { schedule, predicted, repeated, watched_intervals, needed_bytes, timetable })
         };
         let recomputing_bytes = profile.recomputing_bytes().min(budget_bytes / RECOMPUTING_PART);
         let spare_bytes = self.ledger.lock().spare_bytes.max(recomputing_bytes);

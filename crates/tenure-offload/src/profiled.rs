@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tenure_tier::codec::Choice;
 
 use crate::identity::{SavedIndex, TensorId};
+use crate::pace::Pace;
 use crate::place::{Recomputation, RecomputeInput, RecomputeInputs, SavedBytesId, SavedHandle};
 use crate::profile::{Profile, Recipe};
 use crate::schedule::{OffloadAction, Schedule};
@@ -37,8 +38,10 @@ pub(crate) enum StepEvent {
 pub(crate) struct Profiled {
     pub(crate) events: Vec<StepEvent>,
     pub(crate) profile: Profile,
-    /// The intervals that had operations, in order.
+    /// The interval of each operation, in order.
     pub(crate) operated: Vec<usize>,
+    /// The pace of the step, if its program's allocations are counted.
+    pub(crate) pace: Option<Pace>,
     /// The operations and inputs that make each saved tensor, if they are known, by index.
     pub(crate) makings: Vec<Option<Arc<Making>>>,
     /// The residents, by their index.
@@ -57,10 +60,17 @@ impl Profiled {
     /// Returns whether an event is the one that was measured at a point, or is like the one that was estimated.
     pub(crate) fn expects(&self, point: usize, event: StepEvent) -> bool {
         match (self.events.get(point), event) {
-            (Some(StepEvent::Save { bytes: expected }), StepEvent::Save { bytes }) if self.is_estimate => {
-                (expected / 2..=2 * expected).contains(&bytes)
-            }
+            (Some(StepEvent::Save { bytes: expected }), StepEvent::Save { bytes }) => self.is_size(*expected, bytes),
             (expected, event) => expected == Some(&event),
+        }
+    }
+
+    /// Returns whether a saved tensor has the size that was measured, or one like that which was estimated.
+    pub(crate) fn is_size(&self, expected_bytes: u64, bytes: u64) -> bool {
+        if self.is_estimate {
+            (expected_bytes / 2..=2 * expected_bytes).contains(&bytes)
+        } else {
+            bytes == expected_bytes
         }
     }
 
@@ -80,6 +90,23 @@ impl Profiled {
             recipe.time_ns = (recipe.time_ns as f64 * after as f64 / before.max(1) as f64) as u64;
         }
         timed
+    }
+
+    /// Returns the measurement with the times of groups of neighbouring intervals in a planned step: each with the number
+    /// of events before its end. Within a group, the intervals take their shares of its time.
+    pub(crate) fn timed_in_groups(&self, ends: &[usize], times_ns: &[u64]) -> Self {
+        let before: Vec<u64> = self.profile.times().collect();
+        let mut times = before.clone();
+        let mut begin = 0;
+        for (end, time_ns) in ends.iter().zip(times_ns) {
+            let end = (*end).clamp(begin, times.len());
+            let sum: u64 = before[begin..end].iter().sum();
+            for time in &mut times[begin..end] {
+                *time = (*time as f64 * *time_ns as f64 / sum.max(1) as f64) as u64;
+            }
+            begin = end;
+        }
+        self.timed(&times)
     }
 
     /// Returns the operations that make the tensors that a schedule drops, and their inputs that were not saved.

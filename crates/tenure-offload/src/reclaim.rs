@@ -23,6 +23,7 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
         if inner.wake()? {
             return Ok(true);
         }
+        inner.watch_all();
         let is_measured = inner.ledger.lock().pause(&inner.memory, stream.as_ref())?;
         let made = release_or_evict(inner);
         if is_measured {
@@ -140,6 +141,11 @@ fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     waited
 }
 
+/// Returns the bytes of a limit that an interval may use before sources of spills are released.
+pub(crate) fn room_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes - limit_bytes / SPARE_PART
+}
+
 /// In a planned step on a device, releases the sources of spills, in the order in which the spills began, until the
 /// beginning interval has the room that it needs. Thus each step of a plan releases the same tensors at the same point.
 /// If they were released only when the allocator asks for room, their number would depend on fragmentation.
@@ -155,7 +161,7 @@ pub(crate) fn release_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
         let spills = || ledger.spills.iter().map(|(_, spill)| spill);
         let spilling_bytes: u64 = spills().map(Stored::bytes).sum();
-        let mut excess = (needed + spilling_bytes).saturating_sub(limit - limit / SPARE_PART);
+        let mut excess = (needed + spilling_bytes).saturating_sub(room_bytes(limit));
         let mut released = Vec::new();
         for spill in spills() {
             if excess == 0 {

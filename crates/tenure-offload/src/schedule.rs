@@ -1,5 +1,6 @@
 //! The schedule of a step: a plan's spills, fetches and drops at each point.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use tenure_plan::plan::{self, Plan};
@@ -108,6 +109,39 @@ impl Schedule {
             }
         }
         needed
+    }
+
+    /// Returns those of the `saved` saved tensors that the schedule moves or drops.
+    pub(crate) fn saved(&self, saved: usize) -> impl Iterator<Item = SavedIndex> {
+        let actions = self.points.iter().flatten();
+        actions.filter_map(move |(tensor, _)| (*tensor < saved).then_some(SavedIndex(*tensor)))
+    }
+
+    /// Returns the points at which sources of spills have to be released, so that no interval needs more than
+    /// `room_bytes`: the engine does so at these points, for as many as an interval needs.
+    pub(crate) fn releases(&self, profile: &Profile, needed_bytes: &[u64], room_bytes: u64) -> Vec<usize> {
+        let mut releases = Vec::new();
+        let mut spilling = VecDeque::new();
+        let mut spilling_bytes = 0;
+        for (point, actions) in self.points.iter().enumerate() {
+            for (tensor, action) in actions {
+                if matches!(action, OffloadAction::Spill { .. }) {
+                    let (bytes, _) = profile.bytes_and_uses(*tensor);
+                    spilling.push_back(bytes);
+                    spilling_bytes += bytes;
+                }
+            }
+            let needed = needed_bytes.get(point + 1).copied().unwrap_or(0);
+            if needed + spilling_bytes > room_bytes && spilling_bytes > 0 {
+                releases.push(point);
+            }
+            while needed + spilling_bytes > room_bytes
+                && let Some(bytes) = spilling.pop_front()
+            {
+                spilling_bytes -= bytes;
+            }
+        }
+        releases
     }
 
     /// Returns the saved tensors that the schedule drops.

@@ -9,13 +9,14 @@ use tenure_device::Stream;
 use tenure_tier::Urgency;
 
 use crate::clock::{IntervalClock, LEAD};
-use crate::course::Course;
+use crate::course::{Course, Pacing};
 use crate::error::OffloadError;
 use crate::identity::{Pass, Signature, TensorId};
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::machine::Peak;
 use crate::measured::Measured;
+use crate::pace::{PaceMeter, Paced};
 use crate::place::SavedBytesId;
 use crate::profiled::StepEvent;
 use crate::reclaim;
@@ -44,6 +45,7 @@ impl OffloadStep {
         inner.memory.begin_step()?;
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
+        inner.start_allocation_clock();
         let step = Self { inner: Arc::clone(inner) };
         inner.take_first_actions()?;
         // The step does not count memory that was held at an earlier time.
@@ -74,6 +76,7 @@ impl OffloadStep {
 
 impl Drop for OffloadStep {
     fn drop(&mut self) {
+        self.inner.stop_allocation_clock();
         let course = std::mem::take(&mut self.inner.ledger.lock().course);
         // The ledger must not be locked: see `EngineInner::finish`.
         drop(course);
@@ -88,7 +91,8 @@ impl EngineInner {
         let clock = IntervalClock::with_host_time(Arc::clone(&self.host_time.lock()));
         let ledger = self.ledger.lock();
         let residents = ledger.residents.iter().map(|id| (*id, &ledger.tensors[id]));
-        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.allocated_bytes())))
+        let pace = self.paced.get().map(|front_end| PaceMeter::new(self.allocation_clock(), Arc::clone(front_end)));
+        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.allocated_bytes(), pace)))
     }
 
     /// Returns the course of a step with this signature, within the budget.
@@ -111,7 +115,11 @@ impl EngineInner {
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
-        Ok(Course::Planned { profiled, planned, events: 0, operations: 0, clock })
+        let pacing = match &planned.timetable {
+            Some(timetable) => Pacing::Ticks(Paced::new(timetable)),
+            None => Pacing::Events { operations: 0 },
+        };
+        Ok(Course::Planned { profiled, planned, events: 0, pacing, clock })
     }
 
     /// Ends the interval by an event, and takes the plan's actions after it.
@@ -185,6 +193,7 @@ impl EngineInner {
 
     /// See [`OffloadStep::finish`].
     fn finish(&self) -> Result<StepReport, OffloadError> {
+        self.pass_last_ticks();
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, None, None, "")?;
         let course = std::mem::take(&mut ledger.course);
@@ -214,7 +223,7 @@ impl EngineInner {
                 ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
-            Course::Planned { profiled, planned, events, clock, .. } if profiled.events.len() <= events => {
+            Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 if !profiled.is_estimate {
                     ledger.raise_spare_bytes(&report);
@@ -222,7 +231,12 @@ impl EngineInner {
                     ledger.steps.remove_unlike(signature);
                 }
                 if let Some(clock) = clock {
-                    ledger.steps.update(signature, Arc::new(profiled.timed(&clock.finish()?)));
+                    let times_ns = clock.finish()?;
+                    let timed = match pacing {
+                        Pacing::Events { .. } => profiled.timed(&times_ns),
+                        Pacing::Ticks(paced) => profiled.timed_in_groups(paced.timed(), &times_ns),
+                    };
+                    ledger.steps.update(signature, Arc::new(timed));
                 }
             }
             Course::Unwatched { allocated_bytes } => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
+use tenure_device::allocation_clock::StoppedClock;
 use tenure_device::{Stream, StreamGuard};
 use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{MovableBytes, Urgency};
@@ -13,9 +14,31 @@ use crate::identity::TensorId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::machine::Memory;
-use crate::place::{OffloadTensor, Place, SavedBytesId};
+use crate::place::{OffloadTensor, Place, Recomputation, SavedBytesId};
 
 impl EngineInner {
+    /// Returns a storage's bytes as a saved tensor in memory. None if the storage has no allocator.
+    pub(crate) fn saved_tensor(
+        storage: &Storage,
+        dtype: DType,
+        stream: Option<&Stream>,
+        recompute: Option<Arc<dyn Recomputation>>,
+        name: String,
+    ) -> Option<OffloadTensor> {
+        let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
+        Some(OffloadTensor {
+            name,
+            bytes: storage.bytes() as u64,
+            tag,
+            dtype,
+            allocator: Arc::clone(storage.allocator()?),
+            stream: stream.cloned(),
+            source: Some(storage.downgrade()),
+            recompute,
+            place: Place::in_memory(storage.clone()),
+        })
+    }
+
     /// Drops a tensor's bytes, to be recomputed when they are needed. Returns `false`, and the bytes stay, if they
     /// cannot be recomputed or are in transit. The storage is freed with no lock held.
     pub(crate) fn drop_bytes(&self, id: TensorId) -> bool {
@@ -171,6 +194,7 @@ impl EngineInner {
         let storage = {
             let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
             let _stream = home.as_ref().map(StreamGuard::new);
+            let _stopped = StoppedClock::enter();
             recompute
                 .run(&|id: SavedBytesId| {
                     let saved = self.ledger.lock().find(id);

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use pyo3::exceptions::PyRuntimeError;
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tenure::core::{Device, Purpose, Storage};
-use tenure::offload::{self, OffloadError, Recomputation, SavedBytesId, Setup};
+use tenure::offload::{self, OffloadError, PacedFrontEnd, Recomputation, SavedBytesId, Setup, Watched};
 use tenure_device::host::OnHostMemory;
 use tenure_device::{Stream, exchange};
 
@@ -22,8 +23,9 @@ use crate::purpose::module_of_key;
 use crate::recipe::{Ingredient, Recipe};
 
 thread_local! {
-    /// The budget (by its address) that this thread's operations belong to, and whether they are recorded now.
-    static LISTENING: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
+    /// The budget (by its address) that this thread's operations belong to, and the sequence number from which they are
+    /// recorded, if they are now.
+    static LISTENING: Cell<Option<(usize, Option<u64>)>> = const { Cell::new(None) };
 }
 
 /// A tensor that autograd has saved: either whole, or with its bytes in the engine's care.
@@ -40,7 +42,7 @@ pub(crate) struct PackedTensor {
 pub(crate) struct Budget {
     inner: Arc<BudgetInner>,
     shim: Shim,
-    recorder: OperationRecorder,
+    recorder: Arc<OperationRecorder>,
     /// A weak reference to Python's budget.
     owner: Arc<OnceLock<Py<PyAny>>>,
 }
@@ -51,6 +53,15 @@ struct BudgetInner {
     device: Device,
     notes: Arc<Mutex<Notes>>,
     on_host: Mutex<Option<OnHostMemory>>,
+    /// The number of threads that are in the budget.
+    threads: AtomicUsize,
+}
+
+/// The part of a budget that the engine asks to watch a step's work.
+struct FrontEnd {
+    shim: Shim,
+    inner: Weak<BudgetInner>,
+    recorder: Weak<OperationRecorder>,
 }
 
 /// Notes on the storages of a step.
@@ -87,8 +98,13 @@ impl Budget {
         let notes = Arc::<Mutex<Notes>>::default();
         let noted = Arc::clone(&notes);
         let steps = Steps::new(engine, move || end_notes(&noted));
-        let inner = Arc::new(BudgetInner { steps: Arc::clone(&steps), device, notes, on_host });
+        let threads = AtomicUsize::new(0);
+        let inner = Arc::new(BudgetInner { steps: Arc::clone(&steps), device, notes, on_host, threads });
         let recorder = OperationRecorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
+        let recorder = Arc::new(recorder);
+        // The recorder's listener has the engine, which has this.
+        let front_end = FrontEnd { shim, inner: Arc::downgrade(&inner), recorder: Arc::downgrade(&recorder) };
+        steps.engine.count_allocations(Arc::new(front_end));
         let budget = Self { inner, shim, recorder, owner: Arc::default() };
         Ok(PyClassInitializer::from(BudgetSteps { steps }).add_subclass(budget))
     }
@@ -115,6 +131,12 @@ impl Budget {
         });
     }
 
+    /// Counts a thread that enters the budget, or one that leaves it.
+    fn count_thread(&self, enters: bool) {
+        let threads = &self.inner.threads;
+        let _ = if enters { threads.fetch_add(1, Ordering::Relaxed) } else { threads.fetch_sub(1, Ordering::Relaxed) };
+    }
+
     /// Keeps storages at these addresses in memory from now on.
     fn stay(&self, staying: Vec<usize>) {
         self.recorder.begin(&staying);
@@ -132,9 +154,9 @@ impl Budget {
     /// Starts or stops the recording of this thread's operations. They are recorded only where the engine may recompute
     /// them.
     fn listen(&self, on: bool) {
-        let is_noted = on && self.inner.steps.engine.listens();
-        self.recorder.listen(is_noted);
-        LISTENING.set(on.then_some((Arc::as_ptr(&self.inner).addr(), is_noted)));
+        let from = self.inner.steps.engine.operations_from().filter(|_| on);
+        self.recorder.listen(from);
+        LISTENING.set(on.then_some((self.inner.address(), from)));
     }
 
     /// Saves a tensor for backward, in the engine's care if the budget gains by it.
@@ -189,14 +211,18 @@ impl Budget {
 impl Budget {
     /// Updates this thread's recording, if it listens, to whether the engine may recompute the operations that follow.
     fn listen_again(&self) {
-        let Some((inner, is_noted)) = LISTENING.get() else { return };
-        if inner == Arc::as_ptr(&self.inner).addr() && is_noted != self.inner.steps.engine.listens() {
+        let Some((inner, from)) = LISTENING.get() else { return };
+        if inner == self.inner.address() && from != self.inner.steps.engine.operations_from() {
             self.listen(true);
         }
     }
 }
 
 impl BudgetInner {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -263,7 +289,7 @@ fn end_notes(notes: &Mutex<Notes>) {
 impl Listen for BudgetInner {
     /// Returns false for operations that are captured into a CUDA graph: they are no part of the step.
     fn wishes(&self, stream: usize) -> bool {
-        self.steps.engine.count_next_operation() && !self.stream(stream).as_ref().is_some_and(is_captured)
+        !self.stream(stream).as_ref().is_some_and(is_captured) && self.steps.engine.count_next_operation()
     }
 
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>) {
@@ -291,6 +317,34 @@ impl Listen for BudgetInner {
         // Freed without the lock, as at the end of a step.
         drop(notes);
         drop(before);
+    }
+}
+
+impl PacedFrontEnd for FrontEnd {
+    fn sequence(&self) -> Option<u64> {
+        self.shim.sequence()
+    }
+
+    fn stream(&self) -> Option<Stream> {
+        let inner = self.inner.upgrade()?;
+        inner.stream(self.shim.stream(inner.device))
+    }
+
+    fn watch(&self, watched: Watched) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        if self.shim.sequence().is_none() {
+            // Backward restores the hooks that the thread had before it, after each operation.
+            return;
+        }
+        // Another thread's tensors would otherwise be unknown, as the step's plan knows nothing of them.
+        let is_alone = inner.threads.load(Ordering::Relaxed) == 1;
+        self.shim.set_only_hooks(watched.saves || !is_alone);
+        if LISTENING.get().is_some_and(|(listening, _)| listening == inner.address())
+            && let Some(recorder) = self.recorder.upgrade()
+        {
+            recorder.listen(watched.operations_from);
+            LISTENING.set(Some((inner.address(), watched.operations_from)));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::ptr;
 
 use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::Purpose;
+use tenure_device::allocation_clock::AllocationClock;
 use tenure_device::exchange;
 use tenure_device::memory::MemoryError;
 
@@ -29,6 +30,7 @@ pub(super) unsafe extern "C" fn allocate(
             unsafe { address.write(lent.cast()) };
             return Ok(());
         }
+        AllocationClock::of(device.memory.device()).allocate(bytes);
         // SAFETY: by the header, a stream of the device.
         unsafe { device.adopt(stream) };
         let (tag, key) = Purpose::current();

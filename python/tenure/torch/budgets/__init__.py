@@ -23,9 +23,8 @@ from tenure._budget_steps import (
     described,
     device_of,
 )
-from tenure._native import BudgetPhase
+from tenure._native import BudgetPhase, SavedHooks
 from tenure.torch.budgets.recipes import operations
-from tenure.torch.budgets.saved_hooks import SavedHooks
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.installation.cpu import put_under
 from tenure.torch.purpose import address_of
@@ -42,12 +41,12 @@ class _Nested(threading.local):
         #: The budgets that record the operations of their models.
         self.noting: list[Budget] = []
 
-    def hooks(self) -> SavedHooks:
-        """Returns hooks that pass each saved tensor to the budget of its device."""
+    def enter_hooks(self) -> SavedHooks:
+        """Puts hooks on the thread's stack that pass each saved tensor to the budget of its device."""
         natives = {budget._device: budget._native for budget in self.entered}
         innermost = self.entered[-1]._native
         if len(natives) == 1:
-            return SavedHooks(innermost.pack, innermost.unpack)
+            return SavedHooks(operations(), innermost.pack, innermost.unpack)
 
         def pack(tensor: Tensor) -> tuple[_native.Budget, Any]:
             native = natives.get(tensor.device, innermost)
@@ -57,7 +56,7 @@ class _Nested(threading.local):
             native, packed = saved
             return native.unpack(packed)
 
-        return SavedHooks(pack, unpack)
+        return SavedHooks(operations(), pack, unpack)
 
 
 _nested = _Nested()
@@ -79,12 +78,12 @@ class Budget(ModelBudget):
 
     def _enter_thread(self) -> SavedHooks:
         _nested.entered.append(self)
-        hooks = _nested.hooks()
-        hooks.enter()
-        return hooks
+        self._native.count_thread(True)
+        return _nested.enter_hooks()
 
     def _leave_thread(self, entered: SavedHooks) -> None:
         entered.leave()
+        self._native.count_thread(False)
         _nested.entered.remove(self)
 
     def _stay(self) -> None:
@@ -120,7 +119,8 @@ class Budget(ModelBudget):
     def _follow(self) -> None:
         """Sets this thread's hooks if the step is watched, else removes them.
 
-        The hooks are also set if several threads are in this budget, or if this thread is in several budgets.
+        The hooks are also set if several threads are in this budget, or if this thread is in several budgets. A step that
+        follows a plan removes them and sets them again as it goes on.
         """
         hooks = self._threads.entered[-1]
         if self._native.phase == BudgetPhase.WATCHED or self._entered > 1 or len(_nested.entered) > 1:

@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -14,9 +15,14 @@ namespace {
 /// The recorder of this thread's operations; null for none.
 thread_local std::shared_ptr<Recorder> listening;
 
+/// The sequence number from which on it records them.
+thread_local uint64_t listening_from = 0;
+
+bool is_heard() { return listening != nullptr && at::sequence_number::peek() >= listening_from; }
+
 void called(const c10::OperatorHandle &operation, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  const Kind *kind = listening == nullptr ? nullptr : kind_of(operation);
+  const Kind *kind = is_heard() ? kind_of(operation) : nullptr;
   const c10::impl::ExcludeDispatchKeyGuard inside(kKey);
   if (kind == nullptr)
     operation.redispatchBoxed(below, stack);
@@ -44,8 +50,9 @@ Recorder::Recorder(c10::Device device, tenure_listener listener)
   stand_between();
 }
 
-void Recorder::listen(std::shared_ptr<Recorder> recorder) {
+void Recorder::listen(std::shared_ptr<Recorder> recorder, uint64_t from) {
   listening = std::move(recorder);
+  listening_from = from;
   c10::impl::tls_set_dispatch_key_included(kKey, listening != nullptr);
 }
 

@@ -19,8 +19,9 @@ public:
   /// Begins a step: storages at these addresses stay, and no results are known yet.
   void begin(const uintptr_t *staying, size_t count) { known_.begin(staying, count); }
 
-  /// Starts the recording of this thread's operations; ends it for null.
-  static void listen(std::shared_ptr<Recorder> recorder);
+  /// Starts the recording of this thread's operations, from the one on before which autograd's sequence number is
+  /// `from`; ends it for null. An operation that is a part of another has that one's number.
+  static void listen(std::shared_ptr<Recorder> recorder, uint64_t from);
 
   /// Calls an operation by the kernels below, and reports it.
   void call(const Kind &kind, const c10::OperatorHandle &operation, c10::DispatchKeySet below,

@@ -2,13 +2,16 @@
 
 #include "tenure_operations.h"
 
+#include <ATen/SequenceNumber.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
 #include <string>
 
+#include "hooks.h"
 #include "recorder.h"
 #include "saved.h"
 
@@ -65,7 +68,37 @@ void begin(tenure_recorder *recorder, const uintptr_t *staying, size_t count) {
   (*as<Shared>(recorder))->begin(staying, count);
 }
 
-void listen(tenure_recorder *recorder) { Recorder::listen(recorder == nullptr ? nullptr : *as<Shared>(recorder)); }
+void listen(tenure_recorder *recorder, uint64_t from) {
+  Recorder::listen(recorder == nullptr ? nullptr : *as<Shared>(recorder), from);
+}
+
+int64_t sequence() {
+  const bool is_backward = torch::autograd::get_current_graph_task_id() != -1;
+  return is_backward || !Hooks::any() ? -1 : static_cast<int64_t>(at::sequence_number::peek());
+}
+
+/// The target of a handle of hooks: the thread that has entered them shares it.
+using SharedHooks = std::shared_ptr<Hooks>;
+
+tenure_hooks *enter_hooks(void *pack, void *unpack) {
+  return told([&] {
+    return as<tenure_hooks>(new SharedHooks(Hooks::enter(static_cast<PyObject *>(pack), static_cast<PyObject *>(unpack))));
+  });
+}
+
+void leave_hooks(tenure_hooks *hooks) {
+  told([&] { return (*as<SharedHooks>(hooks))->leave(), hooks; });
+}
+
+void set_hooks(tenure_hooks *hooks, bool on) {
+  told([&] { return (*as<SharedHooks>(hooks))->set(on), hooks; });
+}
+
+void set_only_hooks(bool on) {
+  told([&] { return Hooks::set_only(on), &on; });
+}
+
+void drop_hooks(tenure_hooks *hooks) { delete as<SharedHooks>(hooks); }
 
 void *run(const tenure_call *call, size_t made, void *const *storages, tenure_bytes *bytes) {
   return told([&] {
@@ -136,6 +169,12 @@ constexpr tenure_operations table{sizeof(tenure_operations),
                                   drop_recorder,
                                   begin,
                                   listen,
+                                  sequence,
+                                  enter_hooks,
+                                  leave_hooks,
+                                  set_hooks,
+                                  set_only_hooks,
+                                  drop_hooks,
                                   run,
                                   drop_call,
                                   drop_tensor,

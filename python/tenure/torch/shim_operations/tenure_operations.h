@@ -41,6 +41,9 @@ typedef struct tenure_recorder tenure_recorder;
 /* A tensor that autograd has saved, with or without its bytes. */
 typedef struct tenure_saved tenure_saved;
 
+/* A pair of hooks of the tensors that a thread saves. */
+typedef struct tenure_hooks tenure_hooks;
+
 /* The facts about a tensor. */
 typedef struct tenure_look {
     /* Whether the tensor is no more than its bytes, which are on the recorder's device, come from PyTorch's own
@@ -62,8 +65,22 @@ typedef struct tenure_operations {
     void (*drop_recorder)(tenure_recorder *recorder);
     /* Begins a step: the storages at these addresses, such as parameters, stay; no results are known yet. */
     void (*begin)(tenure_recorder *recorder, const uintptr_t *staying, size_t count);
-    /* Records this thread's operations, until it is called with NULL. */
-    void (*listen)(tenure_recorder *recorder);
+    /* Records this thread's operations from sequence number `from` on, until it is called with NULL. */
+    void (*listen)(tenure_recorder *recorder, uint64_t from);
+    /* Returns this thread's sequence number, which grows with each operation that is no part of another one. -1 in
+     * backward, and in a thread without hooks. */
+    int64_t (*sequence)(void);
+
+    /* Puts hooks of saved tensors, two Python functions, on this thread's stack. Takes over the references to them. The
+     * caller holds the GIL. */
+    tenure_hooks *(*enter_hooks)(void *pack, void *unpack);
+    /* Takes them off the stack, in the thread that has entered them. */
+    void (*leave_hooks)(tenure_hooks *hooks);
+    /* Switches them off or on, in the thread that has entered them. */
+    void (*set_hooks)(tenure_hooks *hooks, bool on);
+    /* Does so with the calling thread's hooks, if it has entered only one pair. */
+    void (*set_only_hooks)(bool on);
+    void (*drop_hooks)(tenure_hooks *hooks);
 
     /* Runs the operation again. Returns its result number `made`, in the order of the report, as a tensor; `*bytes` is
      * its storage. `storages` are those of the inputs. */

@@ -1,0 +1,426 @@
+//! Plans by the clock of the program's allocations: a step that follows one reports only the tensors that move.
+//!
+//! A front end that reports each saved tensor and each operation pays for each. But a program that repeats a step
+//! allocates in the same order each time, and the allocator is called in any case. So a measured step notes the
+//! [pace](Pace): how many large allocations (*ticks*) there were before each of its events. A plan then becomes a
+//! [`Timetable`]: at which ticks something is to be done. Between them, neither the front end nor the engine is called.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use tenure_device::Stream;
+use tenure_device::allocation_clock::AllocationClock;
+
+use crate::identity::SavedIndex;
+use crate::profiled::{OperationAt, Profiled};
+use crate::schedule::Schedule;
+
+/// A front end whose program's allocations are counted by an
+/// [`AllocationClock`](tenure_device::allocation_clock::AllocationClock).
+pub trait PacedFrontEnd: Send + Sync {
+    /// Returns a number of the calling thread that grows with each operation that is no part of another operation. None
+    /// in a thread whose work cannot be [watched](Self::watch) from here on, as in backward.
+    fn sequence(&self) -> Option<u64>;
+
+    /// Returns the stream on which the calling thread puts its work, on a device.
+    fn stream(&self) -> Option<Stream>;
+
+    /// Reports this part of the calling thread's work from now on, and no other.
+    fn watch(&self, watched: Watched);
+}
+
+/// The part of a thread's work that the front end reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Whether it reports the tensors that are saved.
+    pub saves: bool,
+    /// The [sequence number](PacedFrontEnd::sequence) from which on it reports operations. None if it reports none.
+    pub operations_from: Option<u64>,
+}
+
+/// The position of a save: the number of ticks before it, and of other saves since the last tick.
+pub(crate) type SavePosition = (u64, usize);
+
+/// Counts saves since the last tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct SaveCounter {
+    now: u64,
+    saves: usize,
+}
+
+impl SaveCounter {
+    /// Returns the position of the next save, which happens after `now` ticks.
+    pub(crate) fn next(&mut self, now: u64) -> SavePosition {
+        if self.now != now {
+            *self = Self { now, saves: 0 };
+        }
+        self.saves += 1;
+        (now, self.saves - 1)
+    }
+}
+
+/// A moment of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// The number of ticks before it.
+    pub(crate) tick: u64,
+    /// The hash of their sizes.
+    pub(crate) sizes: u64,
+}
+
+/// An operation of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PacedOperation {
+    /// The number of ticks before it began.
+    pub(crate) began: u64,
+    /// The number of ticks before it was reported.
+    pub(crate) ended: u64,
+    pub(crate) sequence: u64,
+}
+
+/// The pace of a step: how its events lie between its ticks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Pace {
+    /// The moment of each event.
+    pub(crate) events: Vec<Moment>,
+    /// The index of each saved tensor, by the positions at which it was saved.
+    pub(crate) saves: HashMap<SavePosition, SavedIndex>,
+    /// The operations, in order.
+    pub(crate) operations: Vec<PacedOperation>,
+    /// The sequence number at each tick.
+    pub(crate) sequences: Vec<Option<u64>>,
+}
+
+impl Pace {
+    /// Notes the sequence number at a tick.
+    fn tick(&mut self, tick: u64, sequence: Option<u64>) {
+        self.sequences.resize(tick as usize, None);
+        self.sequences.push(sequence);
+    }
+
+    /// Returns how many events a step has passed when tick number `tick` begins.
+    pub(crate) fn passed(&self, tick: u64) -> usize {
+        self.events.partition_point(|event| event.tick <= tick)
+    }
+
+    /// Returns the hash of the sizes of all ticks before this one, if an event came right before it.
+    pub(crate) fn sizes_at(&self, tick: u64) -> Option<u64> {
+        let before = self.events[..self.passed(tick)].last()?;
+        (before.tick == tick).then_some(before.sizes)
+    }
+
+    /// Returns whether two steps have their events at the same ticks.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.events.iter().map(|event| event.tick).eq(other.events.iter().map(|event| event.tick))
+            && self.saves == other.saves
+    }
+
+    /// Returns the last tick before tick number `tick` at which `may_begin` holds for the sequence number.
+    fn last_before(&self, tick: u64, may_begin: impl Fn(u64) -> bool) -> Option<u64> {
+        let before = &self.sequences[..self.sequences.len().min(tick as usize)];
+        before.iter().rposition(|sequence| sequence.is_some_and(&may_begin)).map(|tick| tick as u64)
+    }
+
+    /// Returns the first tick, from number `tick` on, in a thread that can be watched. `u64::MAX` if there is none.
+    fn first_from(&self, tick: u64) -> u64 {
+        let later = self.sequences.iter().enumerate().skip(tick as usize);
+        later.into_iter().find(|(_, sequence)| sequence.is_some()).map_or(u64::MAX, |(tick, _)| tick as u64)
+    }
+
+    /// Returns the span of ticks in which to report saves, so that those after `tick` ticks are.
+    fn span_of_saves(&self, tick: u64) -> Span {
+        Span { begin: self.last_before(tick, |_| true), end: self.first_from(tick) }
+    }
+
+    /// Returns the span of ticks in which to report operations, so that this one is. It begins within an operation that
+    /// is over when this one begins: those that begin within another are parts of it, and are not reported.
+    fn span_of_operation(&self, operation: PacedOperation) -> Span {
+        let begin = self.last_before(operation.began, |sequence| sequence < operation.sequence);
+        Span { begin, end: self.first_from(operation.ended) }
+    }
+
+    /// Returns the number of the first operation that is reported if reports begin at a tick.
+    fn first_reported(&self, tick: u64) -> usize {
+        let later = self.operations.partition_point(|operation| operation.began <= tick);
+        let sequence = self.sequences[tick as usize].unwrap_or(0);
+        let seen = self.operations[later..].iter().position(|operation| operation.sequence > sequence);
+        seen.map_or(self.operations.len(), |seen| later + seen)
+    }
+}
+
+/// Measures the pace of a step.
+pub(crate) struct PaceMeter {
+    clock: &'static AllocationClock,
+    front_end: Arc<dyn PacedFrontEnd>,
+    pace: Pace,
+    counter: SaveCounter,
+    /// The operation that has begun last.
+    operation: PacedOperation,
+}
+
+impl PaceMeter {
+    pub(crate) fn new(clock: &'static AllocationClock, front_end: Arc<dyn PacedFrontEnd>) -> Self {
+        let (pace, counter, operation) = Default::default();
+        Self { clock, front_end, pace, counter, operation }
+    }
+
+    /// Notes an event, including an operation.
+    pub(crate) fn event(&mut self) {
+        self.pace.events.push(Moment { tick: self.clock.now(), sizes: self.clock.sizes() });
+    }
+
+    /// Notes that the front end is about to ask for an operation.
+    pub(crate) fn begin_operation(&mut self) {
+        let sequence = self.front_end.sequence().unwrap_or(0);
+        self.operation = PacedOperation { began: self.clock.now(), ended: 0, sequence };
+    }
+
+    /// Notes that the operation which has begun last is over.
+    pub(crate) fn end_operation(&mut self) {
+        self.pace.operations.push(PacedOperation { ended: self.clock.now(), ..self.operation });
+        self.event();
+    }
+
+    /// Returns the position of a save that happens now.
+    pub(crate) fn next_save(&mut self) -> SavePosition {
+        self.counter.next(self.clock.now())
+    }
+
+    /// Notes which saved tensor was saved at a position.
+    pub(crate) fn save(&mut self, position: SavePosition, index: SavedIndex) {
+        self.pace.saves.insert(position, index);
+    }
+
+    /// Returns the pace, with the events for which `is_event` is true.
+    pub(crate) fn finish(self, is_event: &[bool]) -> Pace {
+        let mut pace = self.pace;
+        let mut is_event = is_event.iter();
+        pace.events.retain(|_| is_event.next().copied().unwrap_or(false));
+        pace
+    }
+
+    /// Notes a tick, in a thread with this sequence number.
+    pub(crate) fn tick(&mut self, tick: u64, sequence: Option<u64>) {
+        self.pace.tick(tick, sequence);
+    }
+}
+
+/// A span of ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Span {
+    /// The tick in which it begins. None if it begins with the step.
+    begin: Option<u64>,
+    /// The tick at whose beginning it ends. `u64::MAX` if it never does.
+    end: u64,
+}
+
+impl Span {
+    /// Returns the union of spans, as spans that do not touch, in order.
+    fn union(mut spans: Vec<Self>) -> Vec<Self> {
+        spans.sort_unstable();
+        let mut union: Vec<Self> = Vec::new();
+        for span in spans {
+            match union.last_mut() {
+                Some(last) if span.begin.is_none_or(|begin| begin <= last.end) => last.end = last.end.max(span.end),
+                _ => union.push(span),
+            }
+        }
+        union
+    }
+
+    /// Returns the span that is open after tick `tick` has begun.
+    fn open_at(spans: &[Self], tick: u64) -> Option<Self> {
+        spans.iter().find(|span| span.begin <= Some(tick) && tick < span.end).copied()
+    }
+}
+
+/// The ticks at which a planned step does something, and the part of its work that is reported.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Timetable {
+    /// The ticks at which something is done, in order.
+    stops: Vec<Stop>,
+    /// The saved tensors that the engine takes: those that the plan moves, those from which it recomputes, and a reserve
+    /// of others, which can leave if there is less room than the plan assumed.
+    taken: HashSet<SavedIndex>,
+    /// The numbers of the operations that the plan may repeat.
+    repeated: HashSet<usize>,
+    /// Whether operations are reported from the beginning of the step on.
+    begins_with_operations: bool,
+}
+
+/// A tick at which a planned step does something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stop {
+    tick: u64,
+    /// Whether saves are reported from now on.
+    saves: bool,
+    operations: OperationsFrom,
+}
+
+/// What happens to reports of operations at a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OperationsFrom {
+    /// None is reported from now on.
+    Never,
+    /// They begin, with the operation of this number.
+    Number(usize),
+    /// They go on.
+    Before,
+}
+
+/// The reserve of a timetable is one part in this many of the budget.
+const RESERVE_PART: u64 = 8;
+
+impl Timetable {
+    /// Returns the timetable of a plan, which repeats the operations `repeated`, and for which room has to be made at
+    /// the points `releases`.
+    pub(crate) fn of(
+        profiled: &Profiled,
+        pace: &Pace,
+        schedule: &Schedule,
+        repeated: &HashSet<OperationAt>,
+        releases: &[usize],
+        budget_bytes: u64,
+    ) -> Self {
+        let profile = &profiled.profile;
+        let taken = taken(profiled, schedule, budget_bytes / RESERVE_PART);
+        let busy = (0..profile.intervals()).filter(|point| !schedule.at(*point).is_empty());
+        let points = busy.chain(releases.iter().copied());
+        let mut ticks: BTreeSet<u64> = points.filter_map(|point| Some(pace.events.get(point)?.tick)).collect();
+        let positions = pace.saves.iter().filter(|(_, index)| taken.contains(index)).map(|((tick, _), _)| *tick);
+        let mut saves: Vec<Span> = positions.map(|tick| pace.span_of_saves(tick)).collect();
+        // The first tensor that is saved tells when backward is over, and a step may begin by a save.
+        let first = profile.saved().first().and_then(|saved| pace.events.get(saved.at()));
+        saves.push(Span { begin: None, end: first.map_or(u64::MAX, |first| pace.first_from(first.tick)) });
+        saves.push(Span { begin: pace.last_before(u64::MAX, |_| true), end: u64::MAX });
+        let saves = Span::union(saves);
+        let number =
+            |at: &OperationAt| profiled.operated.partition_point(|operated| *operated < at.interval) + at.number;
+        let repeated: HashSet<usize> = repeated.iter().map(number).collect();
+        let operations = repeated.iter().filter_map(|number| pace.operations.get(*number));
+        let operations = Span::union(operations.map(|operation| pace.span_of_operation(*operation)).collect());
+        for Span { begin, end } in saves.iter().chain(&operations) {
+            ticks.extend(begin);
+            ticks.insert(*end);
+        }
+        ticks.remove(&u64::MAX);
+        let stops = ticks.into_iter().map(|tick| {
+            let operations = match Span::open_at(&operations, tick) {
+                None => OperationsFrom::Never,
+                Some(Span { begin, .. }) if begin == Some(tick) => OperationsFrom::Number(pace.first_reported(tick)),
+                Some(_) => OperationsFrom::Before,
+            };
+            Stop { tick, saves: Span::open_at(&saves, tick).is_some(), operations }
+        });
+        let begins_with_operations = operations.first().is_some_and(|first| first.begin.is_none());
+        Self { stops: stops.collect(), taken, repeated, begins_with_operations }
+    }
+}
+
+/// Returns the saved tensors that the engine takes in a step with this schedule, with a reserve of so many bytes.
+fn taken(profiled: &Profiled, schedule: &Schedule, reserve_bytes: u64) -> HashSet<SavedIndex> {
+    let saved = profiled.profile.saved();
+    let mut taken: HashSet<SavedIndex> = schedule.saved(saved.len()).collect();
+    let makings = schedule.dropped().filter_map(|index| profiled.makings.get(index.0)?.as_ref());
+    taken.extend(makings.flat_map(|making| making.inputs.iter().copied()));
+    let mut others: Vec<SavedIndex> = (0..saved.len()).map(SavedIndex).filter(|index| !taken.contains(index)).collect();
+    others.sort_by_key(|index| Reverse(saved[index.0].bytes));
+    let mut bytes = 0;
+    for index in others {
+        if bytes >= reserve_bytes {
+            break;
+        }
+        bytes += saved[index.0].bytes;
+        taken.insert(index);
+    }
+    taken
+}
+
+/// The state of a step that follows a timetable.
+#[derive(Debug, Default)]
+pub(crate) struct Paced {
+    /// The number of stops that are over.
+    stops: usize,
+    counter: SaveCounter,
+    /// The number of the operation that is reported next.
+    operation: usize,
+    /// The sequence number from which on operations are reported, while they are.
+    operations_from: Option<u64>,
+    /// The number of ticks after which all saves are reported, since there was too little room.
+    all_since: Option<u64>,
+    /// The number of events before the end of each group of intervals that was timed.
+    timed: Vec<usize>,
+}
+
+impl Paced {
+    pub(crate) fn new(timetable: &Timetable) -> Self {
+        Self { operations_from: timetable.begins_with_operations.then_some(0), ..Self::default() }
+    }
+
+    /// Returns the tick of the next stop.
+    pub(crate) fn next_stop(&self, timetable: &Timetable) -> Option<u64> {
+        Some(timetable.stops.get(self.stops)?.tick)
+    }
+
+    /// Passes the stops up to a tick, at which the thread has this sequence number. Returns what to watch from now on,
+    /// if there was a stop.
+    pub(crate) fn pass(&mut self, timetable: &Timetable, tick: u64, sequence: Option<u64>) -> Option<Watched> {
+        let before = self.stops;
+        while let Some(stop) = timetable.stops.get(self.stops).filter(|stop| stop.tick <= tick) {
+            self.stops += 1;
+            match stop.operations {
+                OperationsFrom::Before => {}
+                OperationsFrom::Never => self.operations_from = None,
+                OperationsFrom::Number(number) => {
+                    self.operation = number;
+                    // Operations that are parts of the present one have its number.
+                    self.operations_from = sequence.map(|sequence| sequence + 1);
+                }
+            }
+        }
+        let last = timetable.stops[..self.stops].last().filter(|_| self.stops > before)?;
+        let saves = last.saves || self.all_since.is_some();
+        Some(Watched { saves, operations_from: self.operations_from })
+    }
+
+    /// Reports all saves from now on. Returns what to watch, unless this was so before.
+    pub(crate) fn watch_all(&mut self, now: u64) -> Option<Watched> {
+        if self.all_since.is_some() {
+            return None;
+        }
+        self.all_since = Some(now);
+        Some(Watched { saves: true, operations_from: self.operations_from })
+    }
+
+    /// Returns the saved tensor that is saved now, after `now` ticks, if the engine takes it.
+    pub(crate) fn save(&mut self, pace: &Pace, timetable: &Timetable, now: u64) -> Option<SavedIndex> {
+        let position = self.counter.next(now);
+        let index = *pace.saves.get(&position)?;
+        // Some saves may be missing in the part in which reports began.
+        let takes_all = self.all_since.is_some_and(|since| now > since);
+        (takes_all || timetable.taken.contains(&index)).then_some(index)
+    }
+
+    /// Notes that a group of intervals was timed, before whose end there were so many events.
+    pub(crate) fn note_timed(&mut self, events: usize) {
+        self.timed.push(events);
+    }
+
+    /// Returns the number of events before the end of each group of intervals that was timed.
+    pub(crate) fn timed(&self) -> &[usize] {
+        &self.timed
+    }
+
+    /// Returns the sequence number from which on operations are reported, if they are.
+    pub(crate) fn operations_from(&self) -> Option<u64> {
+        self.operations_from
+    }
+
+    /// Counts an operation that is reported now. Returns whether the plan may repeat it.
+    pub(crate) fn count_operation(&mut self, timetable: &Timetable) -> bool {
+        let number = self.operation;
+        self.operation += 1;
+        self.operations_from.is_some() && timetable.repeated.contains(&number)
+    }
+}
