@@ -20,7 +20,7 @@ MOST_BYTES = 40_000_000
 # The newest version of each that manylinux_2_28 has.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
 
-SHIMS = (build.on_cuda(), build.on_operations())
+SHIMS = (build.on_cuda(), build.on_cpu(), build.on_operations())
 
 FOLDER = Path(__file__).resolve().parents[2] / "target/wheels"
 # Installing the package from its sources leaves a wheel there too, which fits this machine only.
@@ -108,7 +108,7 @@ def test_shims_are_found_without_a_compiler(environment: Path) -> None:
 from pathlib import Path
 from tenure.torch.installation import build
 torch = build.Torch({version!r} + "+cu", {git!r}, {cuda.removeprefix("cu")!r}, True, Path("/nowhere"))
-print(*(build.prebuilt(torch, shim).name for shim in (build.on_cuda(), build.on_operations())))
+print(*(build.prebuilt(torch, shim).name for shim in (build.on_cuda(), build.on_cpu(), build.on_operations())))
 """
     result = run(environment, "python", "-c", program)
     assert result.returncode == 0, result.stderr

@@ -20,7 +20,8 @@ def put_under() -> None:
         if _shim is not None:
             return
         try:
-            library = build.built(build.Torch.current(), build.on_cpu())
+            torch = build.Torch.current()
+            library = build.prebuilt(torch, build.on_cpu()) or build.built(torch, build.on_cpu())
             shim = ctypes.CDLL(str(library))
         except (build.BuildError, OSError) as error:
             raise InstallError(f"Tenure cannot be put under PyTorch's memory of the CPU: {error}") from error
