@@ -120,10 +120,10 @@ pub(crate) fn not_open(device: usize) -> PyErr {
     })
 }
 
-/// Parses `text`, the value of the parameter `name`. Returns either bytes or a share in percent; the other is `None`.
+/// Parses `text`, a budget given as the parameter `name`. Returns either bytes or a share in percent; the other is `None`.
 #[pyfunction]
 pub(crate) fn parse_amount(name: &str, text: &str) -> PyResult<(Option<u64>, Option<f64>)> {
-    match text.parse() {
+    match Amount::of_budget(text) {
         Ok(Amount::Bytes(bytes)) => Ok((Some(bytes), None)),
         Ok(Amount::Percent(percent)) => Ok((None, Some(percent))),
         Err(error) => Err(complaint(format!("{name}={text:?}: {error}"))),

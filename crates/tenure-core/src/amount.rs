@@ -16,6 +16,9 @@ const UNITS: [(&str, u64); 9] = [
     ("B", 1),
 ];
 
+/// The largest share that [`Amount::of_budget`] reads, in percent.
+const MOST_PERCENT: f64 = 1000.0;
+
 /// An amount of memory as people write it: `12GiB`, `60%`.
 ///
 /// ```
@@ -43,6 +46,12 @@ pub enum AmountError {
     /// The text is neither a size nor a share.
     #[error("expected a whole number of bytes, or of {}, or a share from 0% to 100%, such as 12GiB or 60%", units())]
     NotAmount,
+    /// The text is neither a size nor a share of a step's memory.
+    #[error(
+        "expected a whole number of bytes, or of {}, or a share from 0% to {MOST_PERCENT}%, such as 12GiB or 60%",
+        units()
+    )]
+    NotBudget,
     /// The size is too large for any memory.
     #[error("more than 2^64 bytes")]
     TooLarge,
@@ -67,20 +76,41 @@ impl Amount {
             Self::Percent(percent) => (whole_bytes as f64 * percent / 100.0) as u64,
         }
     }
+
+    /// Reads the amount of a budget for training steps. Its share is of the memory that a step takes without a budget,
+    /// so it may be larger than 100 %: then there is room for steps that grow.
+    ///
+    /// ```
+    /// use tenure_core::Amount;
+    ///
+    /// assert_eq!(Amount::of_budget("150%"), Ok(Amount::Percent(150.0)));
+    /// assert!("150%".parse::<Amount>().is_err(), "other shares are of a whole");
+    /// ```
+    ///
+    /// # Errors
+    /// [`AmountError`] if the text is neither a size nor a share from 0 % to 1000 %.
+    pub fn of_budget(text: &str) -> Result<Self, AmountError> {
+        Self::parse(text, MOST_PERCENT, AmountError::NotBudget)
+    }
+
+    /// Reads a size, or a share of at most `most_percent`. Returns `error` if the text is neither.
+    fn parse(text: &str, most_percent: f64, error: AmountError) -> Result<Self, AmountError> {
+        let Some(percent) = text.strip_suffix('%') else {
+            return parse_bytes(text).map(Self::Bytes).map_err(|reason| match reason {
+                AmountError::NotBytes => error,
+                reason => reason,
+            });
+        };
+        let percent = percent.trim_end().parse().ok().filter(|percent| (0.0..=most_percent).contains(percent));
+        percent.map(Self::Percent).ok_or(error)
+    }
 }
 
 impl FromStr for Amount {
     type Err = AmountError;
 
     fn from_str(text: &str) -> Result<Self, AmountError> {
-        let Some(percent) = text.strip_suffix('%') else {
-            return parse_bytes(text).map(Self::Bytes).map_err(|error| match error {
-                AmountError::NotBytes => AmountError::NotAmount,
-                error => error,
-            });
-        };
-        let percent = percent.trim_end().parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        percent.map(Self::Percent).ok_or(AmountError::NotAmount)
+        Self::parse(text, 100.0, AmountError::NotAmount)
     }
 }
 
@@ -120,6 +150,16 @@ mod tests {
             assert_eq!(of(text), Err(AmountError::NotAmount), "{text}");
         }
         assert_eq!([Amount::Bytes(7), Amount::Percent(12.5)].map(|amount| amount.to_string()), ["7", "12.5%"]);
+    }
+
+    #[test]
+    fn a_budget_may_be_more_than_a_step_takes() {
+        let of = |text: &str| Amount::of_budget(text).map(|amount| amount.of(1000));
+        assert_eq!(["3MiB", "100%", "150%", "1000 %"].map(of), [3 << 20, 1000, 1500, 10_000].map(Ok));
+        for text in ["-1%", "1001%", "NaN%", "inf%", "half", "%", ""] {
+            assert_eq!(of(text), Err(AmountError::NotBudget), "{text}");
+        }
+        assert!(AmountError::NotBudget.to_string().contains("from 0% to 1000%"));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) struct BudgetArgs {
     /// (P%), which is measured first. On the CPU the rest of this process counts as far as a rehearsal of the step took
     /// it. Memory beyond that does not count, and is reported. Tensors saved for backward are spilled; the
     /// losses are the same
-    #[arg(id = "budget", long = "budget", conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
+    #[arg(id = "budget", long = "budget", conflicts_with_all = ["mapping", "problem"], value_parser = Amount::of_budget, value_name = "SIZE|P%")]
     pub(super) amount: Option<Amount>,
     /// A folder to spill to, on a disk; several share the load [default: the folder for temporary files, or /var/tmp if
     /// that is in memory]
