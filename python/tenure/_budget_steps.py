@@ -16,7 +16,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from tenure import Error, _native
+from tenure import Error, OutOfMemoryError, _native
 from tenure._entries import Entries, Hook
 from tenure._native import BudgetPhase
 from tenure._nested import instances_in
@@ -36,19 +36,24 @@ Folders = str | PathLike[str] | Sequence[str | PathLike[str]]
 _PARAMETERS = """\
 memory
     The device memory that this process may hold, weights included: bytes, or text such as ``"12GiB"``. Or a share
-    of the peak of a step without a budget, such as ``"50%"``: then the first two steps have no limit.
+    of the peak of a step without a budget, such as ``"50%"``; more than ``"100%"`` leaves room for larger steps. Memory
+    that the budget itself takes comes on top. A share has no limit until the optimizer has stepped twice, or until two
+    backward passes have ended, if the program does not add up gradients over several. A program that adds up gradients
+    and never changes its parameters has no limit in the first 64. Later, a step that takes more than all before it may
+    exceed the share once: the share is of the largest step so far.
 spill
     A folder to spill to, or several that share the load. Default on the CPU: the folder for temporary files, or
     /var/tmp if that folder is in memory itself. Default on a GPU: none.
 spill_bytes
     The bytes to reserve on these disks together, as a number or as ``"64GiB"``; they are reserved at once. Default:
-    half of the free space, at most 64 GiB.
+    half of the free space, at most 64 GiB. On a GPU, only with ``spill``; so are the next and ``codec``.
 spill_daily_bytes
     The bytes that this budget may write to the disks in 24 hours, to limit their wear. They are counted before
     encoding and include the writes that measure the disks. Default: no limit. A step that would write more, and has
     no room elsewhere, raises an error.
 host_bytes
-    The pinned host memory to spill a GPU's bytes to. Default: half of the available memory.
+    The pinned host memory to spill a GPU's bytes to. Default: half of the available memory. A budget on the CPU refuses
+    it.
 planner
     The planner that decides what is spilled, and when. ``milp``, the slowest, is only in a package that was built
     with it: ``pip install --config-settings build-args="--features milp" .``, which needs cmake, C++ and libclang.
@@ -143,6 +148,8 @@ class ModelBudget:
     _maker: str
     #: The class of the model's tensors.
     _tensor: type
+    #: The exception of an allocation of such tensors that finds no room.
+    _out_of_memory: type[BaseException] = OutOfMemoryError
 
     def __init__(self, module: Any, native: _native.BudgetSteps, device: Any) -> None:
         self._module = module
@@ -158,6 +165,8 @@ class ModelBudget:
         #: A parameter that is trained, and how often it had been written to when the step began.
         self._parameter = next((each for each in module.parameters() if each.requires_grad), None)
         self._writes = 0
+        #: The writes to all parameters when the step began, while a share is not settled.
+        self._all_writes: int | None = None
 
     def _hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Returns the hooks before and after a call of the model, which refer to the budget weakly."""
@@ -191,12 +200,18 @@ class ModelBudget:
 
     @property
     def plain_bytes(self) -> int | None:
-        """The peak of a step without a budget; None if none was measured."""
+        """The peak of the largest step without a budget; None if none was measured.
+
+        It is measured in the first steps of a share, and computed of larger ones that follow.
+        """
         return self._native.plain_bytes
 
     @property
     def least_bytes(self) -> int | None:
-        """The smallest budget that the steps measured so far can keep to; None if none was measured."""
+        """The smallest budget that the steps measured so far can keep to; None if none was measured.
+
+        It takes room to spill to: ``spill_bytes`` must be enough for all that has to leave at once.
+        """
         return self._native.least_bytes
 
     @contextmanager
@@ -326,12 +341,22 @@ class ModelBudget:
         self._entries.watch()
         self._begin((tensor.dtype, tensor.dim()), tensor.shape, tensor.nbytes)
 
+    def _adds_up(self) -> bool:
+        """Returns whether the step that begins adds its gradients to those before, in a share's first steps."""
+        if self._is_marked or self._native.bytes is not None:
+            return False
+        parameters = [each for each in self._module.parameters() if each.requires_grad]
+        writes = sum(each._version for each in parameters)
+        is_unchanged = writes == self._all_writes
+        self._all_writes = writes
+        return is_unchanged and any(each.grad is not None for each in parameters)
+
     def _begin(self, kind: Hashable, sizes: Hashable, input_bytes: int) -> None:
         self._end()
         if self._parameter is not None:
             self._writes = self._parameter._version
         signature = (_number(kind, sizes), _number(kind), input_bytes)
-        is_unwatched = self._native.begin(signature, self._is_marked)
+        is_unwatched = self._native.begin(signature, self._is_marked, self._adds_up())
         if planning := self._native.take_planning():
             _LOG.info("budget of %s: %s", self._device, planning)
         if not is_unwatched:
@@ -352,7 +377,7 @@ class ModelBudget:
 
     def _fail(self, error: BaseException) -> None:
         """Ends an interrupted step. If the engine failed, raises its error."""
-        failure = self._native.abandon()
+        failure = self._native.abandon(isinstance(error, self._out_of_memory))
         if failure is not None and isinstance(error, Exception):
             raise Error(failure) from error
 
@@ -441,14 +466,36 @@ class Limits:
             text = f"{folder} is in memory itself, and what is spilled there takes some: spill to a disk"
             warnings.warn(text, stacklevel=3)
 
+    def _refuse_idle_options(self, device: Any, codec: str) -> None:
+        """Refuses options that change nothing for this device: their user expects an effect."""
+        if device.type == "cpu":
+            if self.host_bytes is not None:
+                raise Error(
+                    f"host_bytes={self.host_bytes}: it has no meaning for a budget of the CPU's memory, which spills "
+                    "to disks: leave it out, or limit the disks by spill_bytes"
+                )
+            return
+        options = {
+            "spill_bytes": self.spill_bytes,
+            "spill_daily_bytes": self.spill_daily_bytes,
+            "codec": None if codec == "auto" else codec,
+        }
+        for name, value in options.items():
+            if value is not None and not self.folders:
+                raise Error(
+                    f"{name}={value!r}: it is about disks, and this budget has none: give a folder as spill, or leave "
+                    f"{name} out"
+                )
+
     def open(self, device: Any, codec: str, make: Callable[[], _Budget]) -> _Budget:
         """Returns the one budget of a device's memory, with these limits.
 
         Raises
         ------
         Error
-            The device has a budget already, or it cannot be made.
+            The device has a budget already, it cannot be made, or an option has no effect there.
         """
+        self._refuse_idle_options(device, codec)
         with _opening:
             if device.index in _open:
                 raise Error(f"{device} has a budget already: leave its `with` block, or close() it")

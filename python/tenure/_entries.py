@@ -74,9 +74,10 @@ def _watchable(module: Any) -> Iterator[Any]:
     """Yields the modules below one, except those inside compiled ones, which new hooks would cause to be recompiled."""
     for child in module.children():
         yield child
-        if not _is_compiled(child):
+        if not is_compiled(child):
             yield from _watchable(child)
 
 
-def _is_compiled(module: Any) -> bool:
+def is_compiled(module: Any) -> bool:
+    """Returns whether all of a module is compiled by torch.compile()."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -167,7 +167,7 @@ def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: in
     assert all(report.peak_bytes and not moved(report) and report.budget_bytes is None for report in plain)
     most = max(report.peak_bytes or 0 for report in plain)
     for report in planned:
-        assert report.is_planned and moved(report) and report.budget_bytes == most * share // 100, report
+        assert report.is_planned and moved(report) and report.budget_bytes == most * share // 100 + 5 * MIB, report
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
 
@@ -678,10 +678,11 @@ def test_a_share_is_kept_to_where_every_step_has_other_sizes(tmp_path: Path) -> 
         for rows in range(4096, 4096 - 5 * 64, -64):
             x = torch.linspace(-1, 1, rows * 512).view(rows, 512)
             for each in (model, plain):
+                each.zero_grad()
                 each(x).tanh().exp().sin().square().sum().backward()
             report = budget.report()
         assert report is not None and budget.plain_bytes is not None
-        assert report.budget_bytes == int(0.9 * budget.plain_bytes)
+        assert report.budget_bytes == int(0.9 * budget.plain_bytes) + 5 * MIB
     assert torch.equal(model.weight.grad, plain.weight.grad)
 
 

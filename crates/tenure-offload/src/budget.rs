@@ -8,7 +8,7 @@ use tenure_core::{Amount, AmountError};
 use tenure_plan::Planner;
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::codec::Choice;
-use tenure_tier::{self as tier, Disk, DiskOptions, Mover, MoverOptions, TierError};
+use tenure_tier::{self as tier, Disk, DiskError, DiskOptions, Mover, MoverError, MoverOptions, TierError};
 
 use crate::engine::Engine;
 use crate::error::OffloadError;
@@ -170,9 +170,9 @@ impl Budget {
 impl FromStr for Budget {
     type Err = AmountError;
 
-    /// Reads bytes with a unit, or a share of a plain step: `12GiB`, `60%`.
+    /// Reads bytes with a unit, or a share of a plain step, which may be more than all of it: `12GiB`, `60%`, `150%`.
     fn from_str(text: &str) -> Result<Self, AmountError> {
-        text.parse().map(Self::new)
+        Amount::of_budget(text).map(Self::new)
     }
 }
 
@@ -256,7 +256,13 @@ impl Setup {
             None => (tier::available_bytes() / 2) as usize,
         };
         let mover = Mover::new(memory.device(), MoverOptions { disk, ..MoverOptions::new(memory_bytes) })?;
-        mover.probe()?;
+        mover.probe().map_err(|error| match (error, self.daily_bytes) {
+            // The error of the write says nothing that its reader could know: it names a probe.
+            (MoverError::Disk(reason), Some(daily_bytes)) if matches!(*reason, DiskError::Worn { .. }) => {
+                OffloadError::DailyLimit { daily_bytes }
+            }
+            (error, _) => error.into(),
+        })?;
         let Self { min_tensor_bytes, planner, seed, .. } = self;
         let planning = PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed };
         let options = EngineOptions { min_tensor_bytes, links: SpillLink::of(&mover), planner, planning };
@@ -297,6 +303,7 @@ mod tests {
         let read = |text: &str| text.parse::<Budget>().map(|budget| budget.amount());
         assert_eq!(read("12GiB"), Ok(Amount::Bytes(12 << 30)));
         assert_eq!(read("60%"), Ok(Amount::Percent(60.0)));
+        assert_eq!(read("150%"), Ok(Amount::Percent(150.0)));
         let said = read("much").unwrap_err().to_string();
         assert!(said.contains("12GiB") && said.contains("60%"), "{said}");
     }

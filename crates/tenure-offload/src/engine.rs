@@ -36,8 +36,20 @@ impl Engine {
     /// Creates an engine for a memory, whose bytes `mover` moves. The engine has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: EngineOptions) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
-        let (wake, paced, is_strict, moves_all, limit, ledger) = Default::default();
-        let inner = EngineInner { memory, mover, options, host_time, wake, paced, is_strict, moves_all, limit, ledger };
+        let (wake, paced, is_strict, may_exceed, moves_all, limit, ledger) = Default::default();
+        let inner = EngineInner {
+            memory,
+            mover,
+            options,
+            host_time,
+            wake,
+            paced,
+            is_strict,
+            may_exceed,
+            moves_all,
+            limit,
+            ledger,
+        };
         let inner = Arc::new(inner);
         let weak = Arc::downgrade(&inner);
         inner.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|inner| reclaim::make_room(&inner))));
@@ -83,6 +95,13 @@ impl Engine {
     /// next step reports a budget that is too small, with the least that works.
     pub fn set_strict(&self) {
         self.inner.is_strict.store(true, Ordering::Relaxed);
+    }
+
+    /// Sets whether steps that follow no plan may exceed the budget: an allocation that finds no room, although all that
+    /// can leave has left, then lifts the limit until the next step begins. The step's [report](crate::StepReport) says that it did.
+    /// For budgets that were derived from steps, which a larger step shows to be too small.
+    pub fn set_may_exceed(&self, may: bool) {
+        self.inner.may_exceed.store(may, Ordering::Relaxed);
     }
 
     /// Sets the budget: the most bytes of the memory that may be held at any time, from the next step on.

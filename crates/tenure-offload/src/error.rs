@@ -22,8 +22,7 @@ pub enum OffloadError {
     /// A step that is measured does not keep to the budget. The least budget that works is not known yet.
     #[error(
         "a budget of {budget_bytes} bytes is too small: {held_bytes} are held {when} that cannot leave, and more is asked \
-         for; take a smaller batch or a larger budget: one of \"100%\" measures two steps without a limit, and its \
-         `least_bytes` says what would do"
+         for; take a smaller batch or a larger budget{}", larger(*least_bytes)
     )]
     TooSmallSoFar {
         /// The budget that was asked for, in bytes.
@@ -32,6 +31,17 @@ pub enum OffloadError {
         held_bytes: u64,
         /// The moment, in words.
         when: String,
+        /// The least budget in bytes by the steps that were measured, if that is more than the budget.
+        least_bytes: Option<u64>,
+    },
+    /// The daily limit of the disks' writes is too low to measure the disks.
+    #[error(
+        "spilling needs more: {daily_bytes} bytes may be written in a day, and measuring the disk takes more than that \
+         before the first step; allow more"
+    )]
+    DailyLimit {
+        /// The limit in bytes per day.
+        daily_bytes: u64,
     },
     /// The tiers have too little room for the bytes that must leave.
     #[error(
@@ -75,6 +85,18 @@ pub enum OffloadError {
     Memory(String),
 }
 
+/// Returns the words on which larger budget to take.
+fn larger(least_bytes: Option<u64>) -> String {
+    match least_bytes {
+        Some(bytes) => format!(": the steps measured so far take at least {bytes}"),
+        None => {
+            ". None is known to work yet: run a few steps with a share, such as \"100%\", which has no limit until \
+                 the optimizer has stepped twice, and take its `least_bytes`"
+                .into()
+        }
+    }
+}
+
 impl From<MoverError> for OffloadError {
     fn from(error: MoverError) -> Self {
         Self::Mover(error.into())
@@ -114,6 +136,13 @@ pub enum ProfileError {
 pub enum LeastBudget {
     /// It is computed from a measured step: no plan works with less. Whether one works with it was not tried.
     Bound,
+    /// As [`Bound`](Self::Bound), if there were more room to spill to.
+    BoundWithRoom {
+        /// The bytes that must leave at once, unless they are recomputed.
+        spilled_bytes: u64,
+        /// The bytes that there is room for.
+        room_bytes: u64,
+    },
     /// A step was run within it. A slightly smaller one may work.
     Tried,
     /// An estimate: a step was run within it while some bytes stayed unused, because the process's other memory differs
@@ -128,6 +157,9 @@ impl LeastBudget {
     fn in_words(self, bytes: u64) -> String {
         match self {
             Self::Bound => format!("at least {bytes}"),
+            Self::BoundWithRoom { spilled_bytes, room_bytes } => format!(
+                "at least {bytes}, and room to spill {spilled_bytes} bytes to, where there is room for {room_bytes}"
+            ),
             Self::Tried => format!("{bytes}, within which a step was run"),
             Self::Estimate { spare_bytes } => format!(
                 "about {bytes}: this is an estimate, within which a step was run with {spare_bytes} bytes to spare, as the \

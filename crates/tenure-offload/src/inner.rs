@@ -45,6 +45,8 @@ pub(crate) struct EngineInner {
     pub(crate) paced: OnceLock<Arc<dyn PacedFrontEnd>>,
     /// See [`Engine::set_strict`](crate::Engine::set_strict).
     pub(crate) is_strict: AtomicBool,
+    /// See [`Engine::set_may_exceed`](crate::Engine::set_may_exceed).
+    pub(crate) may_exceed: AtomicBool,
     /// See [`Engine::move_all`](crate::Engine::move_all).
     pub(crate) moves_all: AtomicBool,
     /// The memory's limit in bytes, as it was set last. Setting it gives back cached memory, so the same limit is not
@@ -84,6 +86,12 @@ impl EngineInner {
     /// Returns whether measured steps keep to the budget as all others do.
     pub(crate) fn is_strict(&self) -> bool {
         self.is_strict.load(Ordering::Relaxed)
+    }
+
+    /// Lifts the limit until the next step begins, if the budget may be exceeded. Returns whether there is
+    /// no limit now.
+    pub(crate) fn lift_limit(&self) -> bool {
+        self.may_exceed.load(Ordering::Relaxed) && self.set_limit(None).is_ok()
     }
 
     /// Returns the bytes that are allocated of the memory now.

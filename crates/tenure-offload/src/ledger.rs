@@ -59,6 +59,8 @@ pub(crate) struct Ledger {
     pub(crate) planning: Option<Planning>,
     /// Whether a plan is being made in the background.
     pub(crate) is_planning: bool,
+    /// Whether the limit was lifted since the current step began, because an allocation found no room.
+    pub(crate) has_exceeded: bool,
     /// The report of the current step so far.
     pub(crate) report: StepReport,
     /// The times at which each tensor was moved, while a [`StepRecorder`](crate::StepRecorder) is at work.
@@ -165,11 +167,18 @@ impl Ledger {
             self.next_id = TensorId::in_step(self.next_id, SavedIndex(profiled.profile.saved().len()));
         }
         self.report = report;
+        self.has_exceeded = false;
         self.failure = None;
         self.no_room = None;
         self.refused = None;
         self.saved_handles.retain(|_, saved| saved.strong_count() > 0);
         before
+    }
+
+    /// Records that the limit was lifted, since an allocation found no room.
+    pub(crate) fn exceed(&mut self) {
+        self.has_exceeded = true;
+        self.report.unplanned += u64::from(!matches!(self.course, Course::Measured(_)));
     }
 
     /// Returns the profile of steps with the signature of the current or last step.

@@ -215,7 +215,7 @@ impl Memory {
 
     /// Returns the bytes of a limit that plans do not count on: unused parts of chunks, and what other threads need for
     /// a moment.
-    pub(crate) fn slack_bytes(&self) -> u64 {
+    pub fn slack_bytes(&self) -> u64 {
         match self {
             Self::Host(_) => 1 << 20,
             Self::Device(_) => 8 << 20,

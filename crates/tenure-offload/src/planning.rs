@@ -12,7 +12,7 @@ use tenure_tier::Destination;
 
 use crate::cache::{CachedPlan, StepKey};
 use crate::course::Planned;
-use crate::error::{OffloadError, ProfileError};
+use crate::error::{LeastBudget, OffloadError, ProfileError};
 use crate::inner::{EngineInner, EngineOptions};
 use crate::machine::{Machine, SpillLink};
 use crate::pace::Timetable;
@@ -154,6 +154,7 @@ impl EngineInner {
         // A disk reserves room as if bytes were not encoded. So where room may be short, the problem must not count on
         // compression.
         let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
+        let least = least_with(links.iter().map(|link| link.capacity), profile);
         let mut profile = profile.clone();
         if is_scarce {
             profile.forget_compression();
@@ -162,8 +163,9 @@ impl EngineInner {
         let launch_ns = self.memory.launch_ns();
         let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, launch_ns, links };
         let mut problem = profile.problem("a training step", &machine);
-        if let Err(ProfileError::TooSmall { needed, .. }) = &mut problem {
+        if let Err(ProfileError::TooSmall { needed, least: bound, .. }) = &mut problem {
             needed.known = self.permanent_bytes();
+            *bound = least;
         }
         Ok(problem?)
     }
@@ -181,5 +183,16 @@ impl EngineInner {
                 (tag, allocated.saturating_sub(ours.map(|tensor| tensor.bytes).sum()))
             })
             .to_vec()
+    }
+}
+
+/// Returns how far the least budget of a profile can be trusted with tiers of these capacities.
+fn least_with(capacities: impl Iterator<Item = Option<u64>>, profile: &Profile) -> LeastBudget {
+    let spilled_bytes = profile.plain_bytes().saturating_sub(profile.least_bytes().0);
+    let room_bytes = capacities.fold(0_u64, |room, capacity| room.saturating_add(capacity.unwrap_or(u64::MAX)));
+    if room_bytes < spilled_bytes {
+        LeastBudget::BoundWithRoom { spilled_bytes, room_bytes }
+    } else {
+        LeastBudget::Bound
     }
 }

@@ -302,6 +302,16 @@ impl Profile {
         }
     }
 
+    /// Lowers the other bytes of intervals so that none takes more than `bytes` beside the tensors that were saved by
+    /// then: `bytes` were enough for a step that kept them all.
+    pub(crate) fn limit_plain(&mut self, bytes: u64) {
+        let residents: u64 = self.residents.iter().map(|resident| resident.bytes).sum();
+        let saved = self.saved_bytes();
+        for (interval, saved) in self.intervals.iter_mut().zip(saved) {
+            interval.other_bytes = interval.other_bytes.min(bytes.saturating_sub(saved + residents));
+        }
+    }
+
     /// Returns the bytes of saved tensors and residents that each interval uses.
     fn used_bytes(&self) -> Vec<u64> {
         let mut used_bytes = vec![0; self.intervals.len()];
@@ -315,20 +325,26 @@ impl Profile {
 
     /// Returns the most bytes that the step needs at once if every tensor stays in memory until its last use.
     pub(crate) fn plain_bytes(&self) -> u64 {
+        let residents: u64 = self.residents.iter().map(|resident| resident.bytes).sum();
+        let taken = self.intervals.iter().zip(self.saved_bytes()).map(|(interval, saved)| interval.other_bytes + saved);
+        taken.max().unwrap_or(0) + residents
+    }
+
+    /// Returns the bytes of saved tensors in each interval, if every tensor stays in memory until its last use.
+    fn saved_bytes(&self) -> Vec<u64> {
         // The bytes that are added before each interval, less those removed.
         let mut changes = vec![0_i64; self.intervals.len() + 1];
         for saved in &self.saved {
-            let last = saved.used_in().max().unwrap_or(saved.at).min(self.intervals.len() - 1);
+            let last = saved.used_in().max().unwrap_or(saved.at).min(self.intervals.len().saturating_sub(1));
             changes[saved.at] += saved.bytes as i64;
             changes[last + 1] -= saved.bytes as i64;
         }
-        let residents: u64 = self.residents.iter().map(|resident| resident.bytes).sum();
         let mut saved_bytes = 0;
-        let taken = self.intervals.iter().zip(changes).map(|(interval, change)| {
+        let sums = changes.into_iter().take(self.intervals.len()).map(|change| {
             saved_bytes += change;
-            interval.other_bytes + saved_bytes as u64
+            saved_bytes as u64
         });
-        taken.max().unwrap_or(0) + residents
+        sums.collect()
     }
 
     /// Returns the planning problem: where to keep saved tensors and residents in each interval. Its tensors are the

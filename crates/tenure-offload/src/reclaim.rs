@@ -74,6 +74,14 @@ fn release_or_evict(inner: &EngineInner) -> bool {
             }
             ledger = inner.ledger.lock();
         }
+        let is_planned = matches!(ledger.course, Course::Planned { .. });
+        drop(ledger);
+        let is_lifted = !is_planned && inner.lift_limit();
+        ledger = inner.ledger.lock();
+        if is_lifted {
+            ledger.exceed();
+            return true;
+        }
         let too_small = if inner.is_strict() { too_small_so_far(inner, &ledger) } else { None };
         ledger.refused = ledger.no_room.take().or(too_small);
         return false;
@@ -220,7 +228,7 @@ fn evict_one(inner: &EngineInner, ledger: &mut Ledger) -> Option<Evicted> {
 /// Returns the error for an allocation that found no room after all tensors that may leave memory have left it.
 fn too_small_so_far(inner: &EngineInner, ledger: &Ledger) -> Option<OffloadError> {
     let when = match &ledger.course {
-        Course::None => return None,
+        Course::None => "outside of a step".into(),
         Course::Measured(measured) if measured.is_backward() => "in backward".into(),
         Course::Measured(measured) => match measured.profile.saved().last() {
             Some(saved) => format!("after {} was saved", saved.key),
@@ -231,5 +239,9 @@ fn too_small_so_far(inner: &EngineInner, ledger: &Ledger) -> Option<OffloadError
         }
     };
     let budget_bytes = ledger.budget_bytes?;
-    Some(OffloadError::TooSmallSoFar { budget_bytes, held_bytes: inner.allocated_bytes() + ledger.aside_bytes, when })
+    let held_bytes = inner.allocated_bytes() + ledger.aside_bytes;
+    let known_bytes = ledger.measured_need_bytes();
+    let least_bytes = known_bytes.map(|bytes| bytes + ledger.aside_bytes + inner.memory.slack_bytes());
+    let least_bytes = least_bytes.filter(|bytes| *bytes > budget_bytes);
+    Some(OffloadError::TooSmallSoFar { budget_bytes, held_bytes, when, least_bytes })
 }

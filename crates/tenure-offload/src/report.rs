@@ -17,6 +17,11 @@ pub struct StepReport {
     pub peak_bytes: Option<u64>,
     /// The most bytes at once that were allocated or cached for later allocations. None unless the step was measured.
     pub reserved_bytes: Option<u64>,
+    /// The most bytes that the step would take at once if no tensor left memory. None unless the step was measured or
+    /// estimated.
+    pub plain_bytes: Option<u64>,
+    /// The most bytes that were allocated at once in a step that exceeded the budget. None if it kept to it.
+    pub exceeded_bytes: Option<u64>,
     /// The bytes that were spilled.
     pub spilled_bytes: u64,
     /// The bytes that were fetched.

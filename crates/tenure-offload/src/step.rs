@@ -203,6 +203,10 @@ impl EngineInner {
             return Err(error);
         }
         let mut report = ledger.report;
+        let has_exceeded = std::mem::take(&mut ledger.has_exceeded);
+        if has_exceeded && !matches!(course, Course::Measured(_)) {
+            report.exceeded_bytes = Some(self.memory.take_peak().allocated_bytes);
+        }
         match course {
             Course::Measured(measured) => {
                 // Dropping the measurement frees the front end's recomputations, which may wait for a lock of the front
@@ -211,15 +215,22 @@ impl EngineInner {
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
                 let allocated_bytes = measured.allocated_bytes;
+                let peak_bytes = measured.peak.allocated_bytes;
+                report.exceeded_bytes = has_exceeded.then_some(peak_bytes);
                 let pass = measured.pass;
                 let mut profiled = measured.finish()?;
                 let mut ledger = self.ledger.lock();
-                if pass == Pass::Budgeted && self.is_strict() {
+                if pass == Pass::Plain {
+                    profiled.profile.limit_plain(peak_bytes);
+                } else if has_exceeded {
+                    profiled.profile.limit(peak_bytes);
+                } else if self.is_strict() {
                     let taken_bytes = self.memory.slack_bytes() + ledger.aside_bytes;
                     let budget_bytes = ledger.budget_bytes.unwrap_or(u64::MAX);
                     profiled.profile.limit(budget_bytes.saturating_sub(taken_bytes));
                 }
                 let plain_bytes = profiled.profile.plain_bytes();
+                report.plain_bytes = Some(plain_bytes);
                 ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
@@ -227,8 +238,11 @@ impl EngineInner {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 if !profiled.is_estimate {
                     ledger.raise_spare_bytes(&report);
-                } else if report.unplanned > 0 {
-                    ledger.steps.remove_unlike(signature);
+                } else {
+                    report.plain_bytes = Some(profiled.profile.plain_bytes());
+                    if report.unplanned > 0 {
+                        ledger.steps.remove_unlike(signature);
+                    }
                 }
                 if let Some(clock) = clock {
                     let times_ns = clock.finish()?;

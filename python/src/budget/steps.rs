@@ -4,18 +4,28 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
-use tenure::offload::{self, Engine, OffloadError, Pass, Signature};
+use tenure::offload::{self, Engine, OffloadError, Pass, ProfileError, Signature};
 use tenure::tier::Disk;
 use tenure::tier::codec::{Choice, UnknownCodec};
 
-use super::told;
 use crate::errors::complaint;
 
 /// The number of first steps that are measured: two, as the first compiles kernels and creates the optimizer's state.
 const PASSES: u64 = 2;
+
+/// The most steps that are measured before a share is taken of them, for programs that add up gradients and never change
+/// their parameters.
+const MOST_PLAIN_PASSES: u64 = 64;
+
+/// A share of at least this many percent refuses no step that runs without a budget.
+const WHOLE_PERCENT: f64 = 100.0;
+
+/// A share grows where a step takes more by one part in this many. What a step would take without a budget is computed,
+/// and a little too much: a tensor that is released between two operations counts for both.
+const GROWTH_PART: u64 = 16;
 
 /// The number of signatures that are remembered. If there are more, all are forgotten and measured again.
 const MOST_KINDS: usize = 1 << 16;
@@ -47,13 +57,21 @@ pub(super) struct Steps {
     is_needed: AtomicBool,
     /// Called at the end of each step, to free what the front end keeps for it.
     on_end: Box<dyn Fn() + Send + Sync>,
+    /// What the user can do where a budget is too small, if that is known of the model.
+    advice: OnceLock<String>,
 }
 
 #[derive(Default)]
 struct StepsState {
-    /// The budget in percent of the plain peak, while that is not known.
+    /// The budget in percent of the plain peak, if it is a share.
     percent: Option<f64>,
+    /// The most bytes that a step takes without a budget, as far as steps were measured.
     plain_bytes: u64,
+    /// The rounds of a share's plain steps so far. A round ends where the parameters have changed, or where gradients do
+    /// not add up.
+    rounds: u64,
+    /// The steps that were measured in the current round.
+    round_passes: u64,
     step: Option<OpenStep>,
     /// Facts about steps, by signature.
     kinds: HashMap<u64, StepFacts>,
@@ -113,8 +131,8 @@ impl Steps {
     /// Returns the steps of a budget that `engine` keeps to. `on_end` is called at the end of each step, with no lock
     /// held.
     pub(super) fn new(engine: Engine, on_end: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        let (state, phase, begun, has_first, is_needed) = Default::default();
-        Arc::new(Self { engine, state, phase, begun, has_first, is_needed, on_end: Box::new(on_end) })
+        let (state, phase, begun, has_first, is_needed, advice) = Default::default();
+        Arc::new(Self { engine, state, phase, begun, has_first, is_needed, on_end: Box::new(on_end), advice })
     }
 
     pub(super) fn phase(&self) -> BudgetPhase {
@@ -143,11 +161,11 @@ impl Steps {
         Some(FirstSaved { steps: Arc::clone(self), step: self.begun.load(Ordering::Relaxed) })
     }
 
-    /// Begins a step. Unless its end `is_told`, it is over when backward has freed the first tensor that it saved.
-    /// Returns whether it runs unwatched.
-    fn begin(&self, signature: Signature, is_told: bool) -> Result<bool, OffloadError> {
+    /// Begins a step. Unless its end `is_told`, it is over when backward has freed the first tensor that it saved. If it
+    /// `adds_up`, it adds its gradients to those of the last step. Returns whether it runs unwatched.
+    fn begin(&self, signature: Signature, is_told: bool, adds_up: bool) -> Result<bool, OffloadError> {
         self.is_needed.store(false, Ordering::Relaxed);
-        let is_unwatched = self.begin_in_engine(signature)?;
+        let is_unwatched = self.begin_in_engine(signature, adds_up)?;
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.has_first.store(is_told, Ordering::Relaxed);
         self.enter(if is_unwatched { BudgetPhase::Unwatched } else { BudgetPhase::Watched });
@@ -156,11 +174,18 @@ impl Steps {
 
     /// Begins a step of the engine. It is measured if its kind is unknown, or if more bytes are held now than when it
     /// was measured, such as an optimizer's state. Returns whether it runs unwatched.
-    fn begin_in_engine(&self, signature: Signature) -> Result<bool, OffloadError> {
+    fn begin_in_engine(&self, signature: Signature, adds_up: bool) -> Result<bool, OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         self.interrupt();
         let mut state = self.state();
-        let StepsState { percent, plain_bytes, kinds, passes, .. } = &mut *state;
+        state.end_round(adds_up);
+        let is_plain_known = state.is_plain_known();
+        let percent = state.percent;
+        // Whatever the kind of the step: there may be programs in which none comes twice.
+        if is_plain_known && let Some(percent) = percent.filter(|_| self.engine.budget_bytes().is_none()) {
+            self.set_share(percent, state.plain_bytes);
+        }
+        let StepsState { kinds, .. } = &mut *state;
         if kinds.len() == MOST_KINDS {
             kinds.clear();
             self.engine.forget();
@@ -169,16 +194,11 @@ impl Steps {
         // A step that holds more each time is measured less and less often.
         let tolerance =
             (self.engine.min_tensor_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
-        let is_plain_known = *passes >= PASSES;
         let is_renewed = !is_plain_known || (kind.passes > 0 && held_bytes > kind.held_bytes + tolerance);
         kind.renewals += u64::from(is_renewed);
-        // Whatever the kind of the step: there may be programs in which none comes twice.
-        if is_plain_known && let Some(percent) = percent.take() {
-            self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
-        }
         let mut hasher = DefaultHasher::new();
         (signature.id, kind.renewals).hash(&mut hasher);
-        let pass = if percent.is_some() { Pass::Plain } else { Pass::Budgeted };
+        let pass = if percent.is_some() && !is_plain_known { Pass::Plain } else { Pass::Budgeted };
         drop(state);
         let step = self.engine.begin(Signature { id: hasher.finish(), ..signature }, pass)?;
         let is_unwatched = step.is_unwatched();
@@ -188,6 +208,7 @@ impl Steps {
             kind.passes += 1;
             kind.held_bytes = kind.held_bytes.max(held_bytes);
             state.passes += 1;
+            state.round_passes += 1;
         }
         state.step = Some(OpenStep { step, pass, measures });
         Ok(is_unwatched)
@@ -203,18 +224,70 @@ impl Steps {
         }
         let Some(OpenStep { step, pass, .. }) = self.end() else { return Ok(None) };
         let report = step.finish()?;
-        let passes = {
-            let mut state = self.state();
-            if pass == Pass::Plain {
-                state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
-            }
-            state.passes
-        };
+        self.learn(&report, pass);
+        let passes = self.state().passes;
         // After only one step, an optimizer's state is still missing.
         if pass == Pass::Budgeted && report.peak_bytes.is_some() && passes >= PASSES {
             self.engine.check()?;
         }
         Ok(Some(self.report(&report, pass)))
+    }
+
+    /// Learns from a step what steps take without a budget. A share is of the largest: it grows with it.
+    fn learn(&self, report: &offload::StepReport, pass: Pass) {
+        let mut state = self.state();
+        let plain_bytes = state.plain_bytes;
+        if pass == Pass::Plain {
+            state.plain_bytes = plain_bytes.max(report.peak_bytes.unwrap_or(0));
+            return;
+        }
+        let Some(percent) = state.percent else { return };
+        let is_sure = report.exceeded_bytes.is_some() || percent >= WHOLE_PERCENT;
+        let tolerance_bytes = if is_sure { 0 } else { plain_bytes / GROWTH_PART };
+        let taken_bytes = report.plain_bytes.max(report.exceeded_bytes).unwrap_or(0);
+        if taken_bytes > plain_bytes + tolerance_bytes {
+            state.plain_bytes = taken_bytes;
+            self.set_share(percent, taken_bytes);
+        }
+    }
+
+    /// Sets the budget to a share of the bytes that a step takes without one.
+    fn set_share(&self, percent: f64, plain_bytes: u64) {
+        let share_bytes = (plain_bytes as f64 * percent / 100.0) as u64;
+        self.engine.set_budget(share_bytes + self.engine_bytes());
+        self.engine.set_may_exceed(true);
+    }
+
+    /// Returns the bytes that the engine itself takes of a budget. A share does not pay for them.
+    fn engine_bytes(&self) -> u64 {
+        self.engine.aside_bytes() + self.engine.memory().slack_bytes()
+    }
+
+    /// Returns an error in words, with what can be done about it by what is known here.
+    fn explain(&self, error: &OffloadError) -> String {
+        let mut words = error.to_string();
+        if let OffloadError::Profile(ProfileError::TooSmall { least_bytes, .. }) = error {
+            let state = self.state();
+            if state.percent.is_some() && state.plain_bytes > 0 {
+                let of_step = least_bytes.saturating_sub(self.engine_bytes());
+                let percent = of_step as f64 / state.plain_bytes as f64 * 100.0;
+                words += &format!("; as a share, that is \"{}%\"", percent.ceil());
+            }
+        }
+        let is_too_small = matches!(
+            error,
+            OffloadError::Profile(ProfileError::TooSmall { .. })
+                | OffloadError::TooSmallSoFar { .. }
+                | OffloadError::NoPlan { .. }
+        );
+        if let Some(advice) = self.advice.get().filter(|_| is_too_small) {
+            words += &format!("; {advice}");
+        }
+        words
+    }
+
+    fn told(&self, error: OffloadError) -> PyErr {
+        complaint(self.explain(&error))
     }
 
     /// Ends the open step without learning from it.
@@ -224,6 +297,7 @@ impl Steps {
         let Some(signature) = measures else { return };
         let mut state = self.state();
         state.passes -= 1;
+        state.round_passes = state.round_passes.saturating_sub(1);
         if let Some(kind) = state.kinds.get_mut(&signature) {
             kind.passes -= 1;
         }
@@ -248,6 +322,11 @@ impl Steps {
         self.state().step.as_ref().is_some_and(|open| open.step.is_unwatched())
     }
 
+    /// Returns whether a step is open.
+    fn is_open(&self) -> bool {
+        self.state().step.is_some()
+    }
+
     fn state(&self) -> MutexGuard<'_, StepsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -267,6 +346,25 @@ impl Steps {
             is_planned: report.is_planned,
             predicted_us: report.predicted.map(|predicted| predicted.as_micros() as u64),
             codec: report.codec.to_string(),
+        }
+    }
+}
+
+impl StepsState {
+    /// Ends the round of plain steps if one was measured, and the step that begins does not add its gradients to theirs.
+    fn end_round(&mut self, adds_up: bool) {
+        if self.round_passes > 0 && !adds_up {
+            self.rounds += 1;
+            self.round_passes = 0;
+        }
+    }
+
+    /// Returns whether enough steps were measured. For a share, the optimizer must have stepped twice, as far as the
+    /// program changes its parameters: before that, gradients or the optimizer's state are missing.
+    fn is_plain_known(&self) -> bool {
+        match self.percent {
+            Some(_) => self.rounds >= PASSES || self.passes >= MOST_PLAIN_PASSES,
+            None => self.passes >= PASSES,
         }
     }
 }
@@ -295,6 +393,11 @@ impl BudgetSteps {
         self.steps.state().percent = Some(percent);
     }
 
+    /// Sets the advice that errors give where the budget is too small.
+    fn set_advice(&self, advice: String) {
+        let _ = self.steps.advice.set(advice);
+    }
+
     /// Sets the codec of bytes that are written to a disk.
     fn set_codec(&self, codec: &str) -> PyResult<()> {
         let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
@@ -308,7 +411,7 @@ impl BudgetSteps {
         if engine.budget_bytes().is_none() {
             return Ok(());
         }
-        py.detach(|| engine.enforce()).map_err(told)
+        py.detach(|| engine.enforce()).map_err(|error| self.steps.told(error))
     }
 
     /// Makes measured steps move all that they save. For tests.
@@ -328,7 +431,8 @@ impl BudgetSteps {
         Some(self.steps.state().plain_bytes).filter(|bytes| *bytes > 0)
     }
 
-    /// The smallest budget in bytes that the measured steps can keep to, if any was measured.
+    /// The smallest budget in bytes that the measured steps can keep to, if any was measured, and if there is room to
+    /// spill to.
     #[getter]
     fn least_bytes(&self) -> Option<u64> {
         self.steps.engine.least_budget_bytes()
@@ -347,23 +451,29 @@ impl BudgetSteps {
     }
 
     /// Begins a step. `signature` is its identity, its kind, and the bytes of its inputs. Unless its end `is_told`, the
-    /// step is over when backward has freed the first tensor that it saved. Returns whether the step runs unwatched.
-    fn begin(&self, py: Python<'_>, signature: (u64, u64, u64), is_told: bool) -> PyResult<bool> {
+    /// step is over when backward has freed the first tensor that it saved. If it `adds_up`, it adds its gradients to
+    /// those of the last step. Returns whether the step runs unwatched.
+    fn begin(&self, py: Python<'_>, signature: (u64, u64, u64), is_told: bool, adds_up: bool) -> PyResult<bool> {
         let (id, kind, input_bytes) = signature;
         let signature = Signature { id, kind, input_bytes };
-        py.detach(|| self.steps.begin(signature, is_told)).map_err(told)
+        py.detach(|| self.steps.begin(signature, is_told, adds_up)).map_err(|error| self.steps.told(error))
     }
 
     /// Ends the step, if one is open, and returns its report.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        py.detach(|| self.steps.finish()).map_err(told)
+        py.detach(|| self.steps.finish()).map_err(|error| self.steps.told(error))
     }
 
-    /// Ends the step, which has failed, without learning from it. Returns the engine's reason, if it has one.
-    fn abandon(&self, py: Python<'_>) -> Option<String> {
+    /// Ends the step, which has failed, without learning from it. Returns the engine's reason, if it has one. Outside of
+    /// a step, an allocation that found no room is a reason only if the program `is_out_of_memory`: it may have handled
+    /// that.
+    fn abandon(&self, py: Python<'_>, is_out_of_memory: bool) -> Option<String> {
         py.detach(|| {
+            let is_cause = is_out_of_memory || self.steps.is_open();
             self.steps.interrupt();
-            self.steps.engine.take_cause().map(|error| error.to_string())
+            let engine = &self.steps.engine;
+            let cause = if is_cause { engine.take_cause() } else { engine.take_failure() };
+            cause.map(|error| self.steps.explain(&error))
         })
     }
 
@@ -374,7 +484,7 @@ impl BudgetSteps {
 
     /// Ends the step, and lifts the budget. Saved tensors can still be fetched.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.steps.close()).map_err(told)
+        py.detach(|| self.steps.close()).map_err(|error| self.steps.told(error))
     }
 
     /// Returns the effort of the last plan as a line for logs, once for each plan.
@@ -384,7 +494,7 @@ impl BudgetSteps {
 
     /// Writes the problem that the planner of the last step solved. Returns whether there was one.
     fn write_problem(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-        let Some(problem) = py.detach(|| self.steps.engine.problem()).map_err(told)? else {
+        let Some(problem) = py.detach(|| self.steps.engine.problem()).map_err(|error| self.steps.told(error))? else {
             return Ok(false);
         };
         problem.write(path).map_err(|error| complaint(error.to_string()))?;

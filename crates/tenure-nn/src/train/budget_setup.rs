@@ -106,12 +106,17 @@ where
         }
     }
 
-    /// Measures a step without a budget, and returns the budget of `percent` of its memory, in bytes.
+    /// Measures a step without a budget, and returns the budget of `percent` of its memory and the memory that the engine
+    /// itself reserves, in bytes.
     fn budget_of_percent(&mut self, percent: f64) -> Result<u64> {
         self.reset_peak();
         let plain = self.trainer.rehearse(Pass::Plain)?;
-        let plain_bytes = plain.peak_bytes.unwrap_or(0) + self.non_tensor_bytes(&plain);
-        let budget_bytes = Amount::Percent(percent).of(plain_bytes);
+        let non_tensor_bytes = self.non_tensor_bytes(&plain);
+        let plain_bytes = plain.peak_bytes.unwrap_or(0) + non_tensor_bytes;
+        // Room that only a budget takes comes on top: a step must fit into all of its own memory.
+        let reserved_bytes = self.min_reserved_bytes.saturating_sub(non_tensor_bytes);
+        let engine_bytes = reserved_bytes + self.open.engine.memory().slack_bytes();
+        let budget_bytes = Amount::Percent(percent).of(plain_bytes) + engine_bytes;
         self.report(BudgetProgress::Plain { plain_bytes, percent, budget_bytes });
         Ok(budget_bytes)
     }

@@ -23,6 +23,7 @@ from tenure._budget_steps import (
     described,
     device_of,
 )
+from tenure._entries import is_compiled
 from tenure._native import BudgetPhase, SavedHooks
 from tenure.torch.budgets.recipes import operations
 from tenure.torch.dynamo import runs_beside_compiled_code
@@ -67,11 +68,17 @@ class Budget(ModelBudget):
 
     _maker = "tenure.torch.budget"
     _tensor = Tensor
+    _out_of_memory = torch.OutOfMemoryError
 
     def __init__(self, module: nn.Module, native: _native.Budget, device: torch.device) -> None:
         super().__init__(module, native, device)
         self._native: _native.Budget = native
         native.attach(weakref.ref(self))
+        if is_compiled(module):
+            native.set_advice(
+                "the model is compiled as a whole, and a compiled graph needs all its saved tensors at once: compile "
+                "its layers, each by itself"
+            )
 
     def _hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return _BeforeModel(self), _AfterModel(self)
@@ -195,7 +202,9 @@ def budget(
 
     A budget in bytes holds from the first allocation in the block on, also in measured steps: their saved tensors leave
     the device or are recomputed where there is no room. A budget that cannot be kept raises an error at once. A share
-    sets no limit in its first two steps; after them `Budget.least_bytes` says how small a budget may be.
+    has no limit in the first steps, which it is taken of; after them `Budget.least_bytes` says how small a budget may
+    be. A step that takes more than a share has room for is not refused in its middle: it is measured, the share grows
+    with it, and if it is still too small, the next step is refused. So ``"100%"`` refuses nothing that runs without.
 
     A C++ compiler is needed once for each version of PyTorch, unless the compiled shim came with the package.
 
