@@ -2,7 +2,7 @@
 
 Budgets are shares of what the plain program reserved, or what checkpoints reserved. Prints a row of JSON for each way.
 
-    budget_programs.py                                       # the five that are timed: some ten minutes on an H100
+    budget_programs.py                                       # the twelve that are timed: some 30 minutes on an H200
     budget_programs.py --program vit --way plain --way 60    # one of them, two ways
     budget_programs.py --others --bits --steps 10            # ten more: whether budgets hold, and change no bit
 """
@@ -116,6 +116,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             program.train(args.steps, on_step)
             if args.budget and (report := budget.report()) is not None:
                 figures["report"] = asdict(report)
+            if args.problem:
+                budget.write_problem(args.problem)
     except Exception as error:  # noqa: BLE001  # Whatever it is: the row says so.
         figures["error"] = f"{type(error).__name__}: {error}"[:600]
     wait()
@@ -136,6 +138,8 @@ def row(program: str, way: str, budget: int, args: argparse.Namespace) -> dict[s
     options = ["--program", program, "--way", way, "--budget", str(budget)]
     options += ["--steps", str(args.steps), "--host-gib", str(args.host_gib)]
     options += [f"--{flag}" for flag in ("bits", "small") if getattr(args, flag)]
+    if args.problems and budget:
+        options += ["--problem", f"{args.problems}/{program}-{way}.json"]
     command = [sys.executable, __file__, "--child", *options]
     row: dict[str, Any] = {"program": program, "way": way, "budget_bytes": budget}
     try:
@@ -183,6 +187,8 @@ def main() -> None:
     parser.add_argument("--plain-bytes", type=int, help="bytes the plain program reserves, if known already")
     parser.add_argument("--small", action="store_true", help="small programs on the processor")
     parser.add_argument("--seconds", type=int, default=120, help="limit of one process (default: %(default)s)")
+    parser.add_argument("--problems", help="a folder for the planning problem of each budget")
+    parser.add_argument("--problem", help=argparse.SUPPRESS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -506,8 +506,341 @@ def lstm(sizes: Sizes) -> Program:
     return Program(model, train)
 
 
+# Programs whose kinds people report most:
+
+
+def llama(sizes: Sizes) -> Program:
+    """A Llama of 10 layers in bf16, on long rows: the device is the bottleneck."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=sizes.pick(32768, 256),
+        hidden_size=sizes.pick(2048, 64),
+        intermediate_size=sizes.pick(5632, 128),
+        num_hidden_layers=sizes.pick(10, 2),
+        num_attention_heads=sizes.pick(16, 4),
+        num_key_value_heads=sizes.pick(8, 2),
+        max_position_embeddings=8192,
+    )
+    config.use_cache = False
+    model = transformers.LlamaForCausalLM(config).to(sizes.device, torch.bfloat16)
+    return texts(sizes, model, list(model.model.layers), 2, sizes.pick(8192, 64), config.vocab_size)
+
+
+def gpt2(sizes: Sizes) -> Program:
+    """GPT-2 with dropout, in autocast, with two backward passes in a step."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=sizes.pick(12, 2),
+        n_embd=sizes.pick(768, 64),
+        n_head=sizes.pick(12, 4),
+        vocab_size=sizes.pick(50257, 256),
+    )
+    config.use_cache = False
+    model = transformers.GPT2LMHeadModel(config).to(sizes.device)
+    return texts(sizes, model, list(model.transformer.h), 16, sizes.pick(1024, 64), config.vocab_size, passes=2)
+
+
+def texts(
+    sizes: Sizes, model: Any, blocks: list[nn.Module], batch: int, length: int, vocabulary: int, passes: int = 1
+) -> Program:
+    """Returns a program that trains a language model of transformers in autocast."""
+    model.train()
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        for each in range(passes):
+            text = ids(sizes, passes * number + each, batch, length, vocabulary=vocabulary)
+            with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
+                loss = model(input_ids=text, labels=text).loss / passes
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), blocks)
+
+
+def mvit(sizes: Sizes) -> Program:
+    """torchvision's MViT on clips: many small operations, and paths that are dropped at random."""
+    import torchvision
+
+    model = torchvision.models.video.mvit_v2_s()
+    batch = sizes.pick(6, 1)
+    model = model.to(sizes.device)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        clips = normal(sizes, number, batch, 3, 16, 224, 224)
+        with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(clips), torch.arange(batch, device=sizes.device) % 400)
+        optimized(loss, optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.blocks))
+
+
+class Residual(nn.Module):
+    """Two convolutions around the time step's embedding, with a way past them."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.GroupNorm(32, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, outputs))
+        self.second = nn.Sequential(nn.GroupNorm(32, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.past = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        inside = self.first(x) + self.time(time)[:, :, None, None]
+        return self.past(x) + self.second(inside)
+
+
+class Attending(nn.Module):
+    """Attention of an image's places to each other and to a text, and a gated product."""
+
+    def __init__(self, width: int, text: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(
+            [nn.GroupNorm(32, width), nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)]
+        )
+        self.own, self.others = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.keys = nn.Linear(text, 2 * width)
+        self.out = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, width)])
+        self.up, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        heads = [each.unflatten(-1, (8, -1)).transpose(1, 2) for each in (query, keys, values)]
+        return F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        y = self.norms[0](x).flatten(2).transpose(1, 2)
+        y = y + self.out[0](self.attend(*self.own(self.norms[1](y)).chunk(3, -1)))
+        y = y + self.out[1](self.attend(self.others(self.norms[2](y)), *self.keys(text).chunk(2, -1)))
+        value, gate = self.up(self.norms[3](y)).chunk(2, -1)
+        y = y + self.down(value * F.gelu(gate))
+        return x + y.transpose(1, 2).reshape(x.shape)
+
+
+class Diffusing(nn.Module):
+    """A UNet of the shape of Stable Diffusion 1.5's."""
+
+    def __init__(self, width: int, text: int) -> None:
+        super().__init__()
+        embedding = 4 * width
+        self.text = text
+        self.time = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
+        self.first = nn.Conv2d(4, width, 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        widths = [width]
+        at = width
+        for level, times in enumerate((1, 2, 4, 4)):
+            for _ in range(2):
+                parts = [Residual(at, times * width, embedding)]
+                at = times * width
+                parts += [Attending(at, text)] if level < 3 else []
+                self.down.append(nn.ModuleList(parts))
+                widths.append(at)
+            if level < 3:
+                self.down.append(nn.ModuleList([Pooling(at)]))
+                widths.append(at)
+        self.middle = nn.ModuleList([Residual(at, at, embedding), Attending(at, text), Residual(at, at, embedding)])
+        for level, times in reversed(list(enumerate((1, 2, 4, 4)))):
+            for number in range(3):
+                parts = [Residual(at + widths.pop(), times * width, embedding)]
+                at = times * width
+                parts += [Attending(at, text)] if level < 3 else []
+                parts += [Growing(at)] if level > 0 and number == 2 else []
+                self.up.append(nn.ModuleList(parts))
+        self.last = nn.Sequential(nn.GroupNorm(32, at), nn.SiLU(), nn.Conv2d(at, 4, 3, padding=1))
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        time = self.time(time)
+        x = self.first(x)
+        kept = [x]
+        for parts in self.down:
+            for part in parts:
+                x = part(x, time, text)
+            kept.append(x)
+        for part in self.middle:
+            x = part(x, time, text)
+        for parts in self.up:
+            x = torch.cat([x, kept.pop()], 1)
+            for part in parts:
+                x = part(x, time, text)
+        return self.last(x)
+
+
+class Pooling(nn.Conv2d):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class Growing(nn.Conv2d):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(F.interpolate(x, scale_factor=2.0))
+
+
+def diffusion(sizes: Sizes) -> Program:
+    """A UNet of the shape of Stable Diffusion 1.5's, in autocast."""
+    model = Diffusing(sizes.pick(320, 32), sizes.pick(768, 32)).to(sizes.device)
+    optimizer = adamw(model)
+    batch, side = sizes.pick(8, 1), sizes.pick(64, 16)
+    blocks = [part for part in model.modules() if isinstance(part, Residual | Attending)]
+
+    def step(number: int) -> None:
+        noise = normal(sizes, number, batch, 4, side, side)
+        given = [normal(sizes, number, batch, sizes.pick(320, 32)), normal(sizes, number, batch, 77, model.text)]
+        with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
+            loss = F.mse_loss(model(noise, *given), noise)
+        optimized(loss, optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), blocks)
+
+
+class Experts(nn.Module):
+    """A layer of attention and of experts, two for each token."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.own, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.router = nn.Linear(width, count)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)) for _ in range(count)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [each.unflatten(-1, (-1, 32)).transpose(1, 2) for each in self.own(self.norms[0](x)).chunk(3, -1)]
+        x = x + self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
+        y = self.norms[1](x).flatten(0, 1)
+        weights, chosen = self.router(y).softmax(-1).topk(2, -1)
+        made = torch.zeros_like(y)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            made.index_add_(0, token, expert(y[token]) * weights[token, place, None])
+        return x + made.view_as(x)
+
+
+def experts(sizes: Sizes) -> Program:
+    """A mixture of 16 experts, in bf16: sizes inside a step depend on its data."""
+    width, vocabulary = sizes.pick(768, 64), sizes.pick(32768, 256)
+    layers = [Experts(width, sizes.pick(16, 4)) for _ in range(sizes.pick(8, 2))]
+    model = nn.Sequential(nn.Embedding(vocabulary, width), *layers, nn.RMSNorm(width), nn.Linear(width, vocabulary))
+    model = model.to(sizes.device, torch.bfloat16)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        text = ids(sizes, number, sizes.pick(8, 2), sizes.pick(1024, 64), vocabulary=vocabulary)
+        optimized(F.cross_entropy(model(text).flatten(0, 1), text.flatten()), optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), layers)
+
+
+def critic(sizes: Sizes) -> Program:
+    """A WGAN with a gradient penalty: backward is differentiated, and two optimizers take turns."""
+    width, batch = sizes.pick(96, 8), sizes.pick(128, 4)
+
+    def layers(*widths: int) -> list[nn.Module]:
+        pairs = zip(widths, widths[1:], strict=False)
+        return [each for a, b in pairs for each in (nn.Conv2d(a, b, 3, padding=1), nn.SiLU())]
+
+    up = [
+        nn.Upsample(scale_factor=2.0),
+        *layers(64, 4 * width),
+        nn.Upsample(scale_factor=2.0),
+        *layers(4 * width, width),
+    ]
+    down = [
+        *layers(3, width),
+        nn.AvgPool2d(2),
+        *layers(width, 4 * width),
+        nn.AvgPool2d(2),
+        *layers(4 * width, 4 * width),
+    ]
+    model = nn.ModuleDict(
+        {
+            "generator": nn.Sequential(*up, nn.Conv2d(width, 3, 3, padding=1)),
+            "critic": nn.Sequential(*down, nn.Flatten(), nn.Linear(4 * width * 64, 1)),
+        }
+    ).to(sizes.device)
+    first, second = adamw(model["generator"]), adamw(model["critic"])
+
+    def step(number: int) -> None:
+        real = normal(sizes, number, batch, 3, 32, 32)
+        fake = model["generator"](normal(sizes, number, batch, 64, 8, 8))
+        between = ((real + fake.detach()) / 2).requires_grad_()
+        (slope,) = torch.autograd.grad(model["critic"](between).sum(), between, create_graph=True)
+        penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        optimized(model["critic"](fake.detach()).mean() - model["critic"](real).mean() + 10 * penalty, second)
+        optimized(-model["critic"](fake).mean(), first)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count))
+
+
+def volumes(sizes: Sizes) -> Program:
+    """A U-net of volumes, in autocast to fp16 with a `GradScaler`."""
+    width = sizes.pick(32, 4)
+
+    class Pair(nn.Sequential):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            convolutions = [nn.Conv3d(inputs, outputs, 3, padding=1), nn.Conv3d(outputs, outputs, 3, padding=1)]
+            super().__init__(*(each for one in convolutions for each in (one, nn.InstanceNorm3d(outputs), nn.ReLU())))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.ModuleList(Pair(a, b) for a, b in ((1, width), (width, 2 * width), (2 * width, 4 * width)))
+            self.up = nn.ModuleList(Pair(3 * a, a) for a in (2 * width, width))
+            self.last = nn.Conv3d(width, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = []
+            for part in self.down:
+                x = part(F.max_pool3d(x, 2) if kept else x)
+                kept.append(x)
+            kept.pop()
+            for part in self.up:
+                x = part(torch.cat([F.interpolate(x, scale_factor=2.0), kept.pop()], 1))
+            return self.last(x)
+
+    model = Net().to(sizes.device)
+    optimizer = adamw(model)
+    scaler = torch.amp.GradScaler(sizes.device.type, enabled=not sizes.is_small)
+    batch, side = sizes.pick(2, 1), sizes.pick(96, 16)
+
+    def step(number: int) -> None:
+        with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.float16):
+            made = model(normal(sizes, number, batch, 1, side, side, side))
+            loss = F.cross_entropy(made, ids(sizes, number, batch, side, side, side, vocabulary=3))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    blocks: list[nn.Module] = [*model.down, *model.up]
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), blocks)
+
+
 #: The programs of the table in docs/benchmarks.md.
-TIMED = {"qwen3": qwen3, "lora": lora, "convnext": convnext, "vit": vit, "gcn": gcn}
+TIMED = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "mvit": mvit,
+    "diffusion": diffusion,
+    "experts": experts,
+    "critic": critic,
+    "volumes": volumes,
+    "qwen3": qwen3,
+    "lora": lora,
+    "convnext": convnext,
+    "vit": vit,
+    "gcn": gcn,
+}
 #: Programs that are only tested: budgets must hold and change no bit.
 OTHERS = {
     "bert_accumulated": bert_accumulated,

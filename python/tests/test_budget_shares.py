@@ -19,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402  isort: skip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  isort: skip
 
 MIB = 1 << 20
-WIDTH = 512
+WIDTH = 128
 #: Rows of an activation of one MiB.
 ROWS_OF_A_MIB = MIB // (4 * WIDTH)
 
@@ -58,7 +58,7 @@ def stack() -> Any:
 
 
 def small_batch_of_a_large_model() -> Any:
-    return nn.Sequential(*(nn.Linear(2 * WIDTH, 2 * WIDTH) if n else nn.Linear(WIDTH, 2 * WIDTH) for n in range(4)))
+    return nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) if n else nn.Linear(WIDTH, 4 * WIDTH) for n in range(4)))
 
 
 def batch(mib: int, number: int = 0) -> Tensor:
