@@ -92,6 +92,7 @@ struct ShimTable {
     enter_hooks: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Option<NonNull<c_void>>,
     leave_hooks: unsafe extern "C" fn(NonNull<c_void>),
     set_hooks: unsafe extern "C" fn(NonNull<c_void>, bool),
+    suspend_hooks: unsafe extern "C" fn(NonNull<c_void>, bool),
     set_only_hooks: extern "C" fn(bool),
     drop_hooks: unsafe extern "C" fn(NonNull<c_void>),
     run: unsafe extern "C" fn(NonNull<c_void>, usize, *const NonNull<c_void>, *mut Bytes) -> Option<NonNull<c_void>>,
@@ -293,6 +294,12 @@ impl SavedHooks {
     fn resume(&self) {
         // SAFETY: the hooks are alive.
         unsafe { (self.shim.0.set_hooks)(self.owned.handle, true) }
+    }
+
+    /// Takes the hooks off the stack, whether they are paused or not, until this is called with `False`.
+    fn suspend(&self, is_suspended: bool) {
+        // SAFETY: the hooks are alive.
+        unsafe { (self.shim.0.suspend_hooks)(self.owned.handle, is_suspended) }
     }
 }
 

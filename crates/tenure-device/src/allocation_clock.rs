@@ -30,15 +30,26 @@ pub struct AllocationClock {
     /// The size in bytes from which an allocation is a tick. `usize::MAX` while the clock stands still.
     least_bytes: AtomicUsize,
     ticks: AtomicU64,
-    /// A hash of the sizes of all allocations so far.
-    sizes: AtomicU64,
+    /// The expected size of each tick, if sizes are compared.
+    expected: Unforked<Option<Arc<[usize]>>>,
     /// The tick at which the alarm rings.
     alarm_at: AtomicU64,
     alarm: Unforked<Option<Alarm>>,
 }
 
+/// An allocation that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// The number of ticks before it.
+    pub number: u64,
+    /// The size of the allocation in bytes.
+    pub bytes: usize,
+    /// Whether it has the expected size, if sizes are [compared](AllocationClock::start).
+    pub is_expected: bool,
+}
+
 #[derive(Clone)]
-struct Alarm(Arc<dyn Fn(u64) + Send + Sync>);
+struct Alarm(Arc<dyn Fn(Tick) + Send + Sync>);
 
 impl fmt::Debug for Alarm {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,7 +62,7 @@ impl AllocationClock {
         Self {
             least_bytes: AtomicUsize::new(usize::MAX),
             ticks: AtomicU64::new(0),
-            sizes: AtomicU64::new(0),
+            expected: Unforked::new(None),
             alarm_at: AtomicU64::new(NEVER),
             alarm: Unforked::new(None),
         }
@@ -63,21 +74,20 @@ impl AllocationClock {
         &CLOCKS[place.min(MAX_DEVICES)]
     }
 
-    /// Sets the function that the alarm calls, with the number of the tick, in the thread that allocates and before it
-    /// gets its memory. The caller holds no lock then. None ends the clock.
-    pub fn on_alarm(&self, alarm: Option<Arc<dyn Fn(u64) + Send + Sync>>) {
-        if alarm.is_none() {
-            self.stop();
-        }
-        let former = std::mem::replace(&mut *self.alarm.lock(), alarm.map(Alarm));
+    /// Sets the function that the alarm calls, in the thread that allocates and before it gets its memory. The caller
+    /// holds no lock then.
+    pub fn on_alarm(&self, alarm: impl Fn(Tick) + Send + Sync + 'static) {
+        let former = self.alarm.lock().replace(Alarm(Arc::new(alarm)));
         drop(former);
     }
 
-    /// Starts the clock at tick 0. From now on it ticks at each allocation of `least_bytes` or more.
-    pub fn start(&self, least_bytes: usize) {
+    /// Starts the clock at tick 0. From now on it ticks at each allocation of `least_bytes` or more. If there are
+    /// `expected` sizes, the alarm also rings at the first tick that has another one. Ticks beyond them are not compared.
+    pub fn start(&self, least_bytes: usize, expected: Option<Arc<[usize]>>) {
         self.alarm_at.store(NEVER, Ordering::Relaxed);
         self.ticks.store(0, Ordering::Relaxed);
-        self.sizes.store(0, Ordering::Relaxed);
+        let former = std::mem::replace(&mut *self.expected.lock(), expected);
+        drop(former);
         self.least_bytes.store(least_bytes, Ordering::Relaxed);
     }
 
@@ -97,12 +107,6 @@ impl AllocationClock {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Returns a number that depends on the sizes of all ticks so far, and on their order. If two runs of a program have
-    /// the same number, they have almost surely allocated the same.
-    pub fn sizes(&self) -> u64 {
-        self.sizes.load(Ordering::Relaxed)
-    }
-
     /// Counts an allocation that the library makes now.
     #[inline]
     pub fn allocate(&self, bytes: usize) {
@@ -115,17 +119,26 @@ impl AllocationClock {
         if STOPPED.get() > 0 {
             return;
         }
-        let tick = self.ticks.fetch_add(1, Ordering::Relaxed);
-        if tick >= self.alarm_at.load(Ordering::Relaxed) {
-            self.ring(tick);
+        let number = self.ticks.fetch_add(1, Ordering::Relaxed);
+        let is_expected = match &mut *self.expected.lock() {
+            None => true,
+            // What comes after a difference is not compared.
+            expected => {
+                let size = expected.as_ref().and_then(|sizes| sizes.get(number as usize));
+                let is_expected = size.is_none_or(|size| *size == bytes);
+                if !is_expected {
+                    *expected = None;
+                }
+                is_expected
+            }
+        };
+        if !is_expected || number >= self.alarm_at.load(Ordering::Relaxed) {
+            self.ring(Tick { number, bytes, is_expected });
         }
-        // If two threads allocate at once, one size may be lost. Then the order is not that of another run anyway.
-        let sizes = self.sizes.load(Ordering::Relaxed);
-        self.sizes.store(sizes.rotate_left(5) ^ (bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), Ordering::Relaxed);
     }
 
     #[cold]
-    fn ring(&self, tick: u64) {
+    fn ring(&self, tick: Tick) {
         self.alarm_at.store(NEVER, Ordering::Relaxed);
         let _stopped = StoppedClock::enter();
         let alarm = self.alarm.lock().clone();
@@ -175,32 +188,31 @@ mod tests {
         assert_eq!(clock.now(), 0);
         let rung = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&rung);
-        clock.on_alarm(Some(Arc::new(move |tick| {
+        clock.on_alarm(move |tick| {
             // Allocations of the alarm are not the program's.
-            super::tests::clock().allocate(100);
-            noted.lock().unwrap().push((tick, super::tests::clock().sizes()));
-        })));
-        let run = |sizes: &[usize], alarm| {
-            clock.start(100);
+            clock.allocate(100);
+            noted.lock().unwrap().push(tick);
+        });
+        let run = |sizes: &[usize], alarm, expected: Option<&[usize]>| {
+            clock.start(100, expected.map(Into::into));
             clock.set_alarm(alarm);
             sizes.iter().for_each(|bytes| clock.allocate(*bytes));
-            (clock.now(), clock.sizes())
+            (clock.now(), std::mem::take(&mut *rung.lock().unwrap()))
         };
-        let (ticks, sizes) = run(&[100, 99, 200, 300], Some(1));
-        let rings = rung.lock().unwrap().clone();
-        let [(tick, sizes_then)] = rings[..] else { panic!("{rings:?}") };
-        assert_eq!((ticks, tick), (3, 1));
-        // What is small does not count, and the order of the rest does.
-        assert_eq!(run(&[100, 200, 1, 300], None), (3, sizes));
-        assert_ne!(run(&[100, 300, 200], None), (3, sizes));
-        assert_eq!(run(&[100], None).1, sizes_then);
+        let tick = |number, bytes, is_expected| vec![Tick { number, bytes, is_expected }];
+        // What is small does not count.
+        assert_eq!(run(&[100, 99, 200, 300], Some(1), None), (3, tick(1, 200, true)));
+        assert_eq!(run(&[100, 200, 1], None, Some(&[100, 200])), (2, vec![]));
+        // After a difference, sizes are compared no more.
+        assert_eq!(run(&[100, 201, 202], None, Some(&[100, 200, 300])), (3, tick(1, 201, false)));
+        assert_eq!(run(&[100, 200, 200], None, Some(&[100, 200])), (3, vec![]));
         {
             let _stopped = StoppedClock::enter();
             clock.allocate(1000);
         }
-        assert_eq!(clock.now(), 1);
-        clock.on_alarm(None);
+        assert_eq!(clock.now(), 3);
+        clock.stop();
         clock.allocate(1000);
-        assert_eq!((clock.now(), rung.lock().unwrap().len()), (1, 1));
+        assert_eq!(clock.now(), 3);
     }
 }

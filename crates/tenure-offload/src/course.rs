@@ -166,6 +166,12 @@ impl Course {
         }
     }
 
+    /// Returns the sizes of the program's large allocations, if the step is to have the same as the measured one.
+    pub(crate) fn expected_sizes(&self) -> Option<Arc<[usize]>> {
+        let Self::Planned { profiled, pacing: Pacing::Ticks(_), .. } = self else { return None };
+        Some(Arc::clone(&profiled.pace.as_ref().filter(|_| !profiled.is_estimate)?.sizes))
+    }
+
     /// Returns what the front end has to report when all that is saved is to be reported. None if that is so already, or
     /// the step follows no timetable.
     pub(crate) fn watch_all(&mut self, now: u64) -> Option<Watched> {

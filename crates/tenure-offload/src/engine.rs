@@ -85,8 +85,9 @@ impl Engine {
     pub fn count_allocations(&self, front_end: Arc<dyn PacedFrontEnd>) {
         if self.inner.paced.set(front_end).is_ok() {
             let inner = Arc::downgrade(&self.inner);
+            // The alarm stays, and does nothing when the engine is gone: by then it may be another engine's.
             let alarm = move |tick| inner.upgrade().into_iter().for_each(|inner| inner.tick(tick));
-            self.inner.allocation_clock().on_alarm(Some(Arc::new(alarm)));
+            self.inner.allocation_clock().on_alarm(alarm);
         }
     }
 

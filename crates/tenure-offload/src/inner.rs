@@ -57,9 +57,6 @@ pub(crate) struct EngineInner {
 
 impl Drop for EngineInner {
     fn drop(&mut self) {
-        if self.paced.get().is_some() {
-            self.allocation_clock().on_alarm(None);
-        }
         // The allocator reports a failure. Another engine's limit stays.
         let _ = self.set_limit(None);
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use tenure_device::Stream;
-use tenure_device::allocation_clock::AllocationClock;
+use tenure_device::allocation_clock::{AllocationClock, Tick};
 
 use crate::identity::SavedIndex;
 use crate::profiled::{OperationAt, Profiled};
@@ -22,6 +22,10 @@ pub trait PacedFrontEnd: Send + Sync {
     /// Returns a number of the calling thread that grows with each operation that is no part of another operation. None
     /// in a thread whose work cannot be [watched](Self::watch) from here on, as in backward.
     fn sequence(&self) -> Option<u64>;
+
+    /// Returns whether only one thread of the program works within the budget. If several do, their steps interleave, so
+    /// that no step is like another.
+    fn is_alone(&self) -> bool;
 
     /// Returns the stream on which the calling thread puts its work, on a device.
     fn stream(&self) -> Option<Stream>;
@@ -60,15 +64,6 @@ impl SaveCounter {
     }
 }
 
-/// A moment of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moment {
-    /// The number of ticks before it.
-    pub(crate) tick: u64,
-    /// The hash of their sizes.
-    pub(crate) sizes: u64,
-}
-
 /// An operation of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PacedOperation {
@@ -82,38 +77,27 @@ pub(crate) struct PacedOperation {
 /// The pace of a step: how its events lie between its ticks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
-    /// The moment of each event.
-    pub(crate) events: Vec<Moment>,
+    /// The number of ticks before each event.
+    pub(crate) events: Vec<u64>,
     /// The index of each saved tensor, by the positions at which it was saved.
     pub(crate) saves: HashMap<SavePosition, SavedIndex>,
     /// The operations, in order.
     pub(crate) operations: Vec<PacedOperation>,
     /// The sequence number at each tick.
     pub(crate) sequences: Vec<Option<u64>>,
+    /// The bytes of each tick before the last event. Those of the optimizer, for example, come after it.
+    pub(crate) sizes: Arc<[usize]>,
 }
 
 impl Pace {
-    /// Notes the sequence number at a tick.
-    fn tick(&mut self, tick: u64, sequence: Option<u64>) {
-        self.sequences.resize(tick as usize, None);
-        self.sequences.push(sequence);
-    }
-
     /// Returns how many events a step has passed when tick number `tick` begins.
     pub(crate) fn passed(&self, tick: u64) -> usize {
-        self.events.partition_point(|event| event.tick <= tick)
-    }
-
-    /// Returns the hash of the sizes of all ticks before this one, if an event came right before it.
-    pub(crate) fn sizes_at(&self, tick: u64) -> Option<u64> {
-        let before = self.events[..self.passed(tick)].last()?;
-        (before.tick == tick).then_some(before.sizes)
+        self.events.partition_point(|event| *event <= tick)
     }
 
     /// Returns whether two steps have their events at the same ticks.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        self.events.iter().map(|event| event.tick).eq(other.events.iter().map(|event| event.tick))
-            && self.saves == other.saves
+        self.events == other.events && self.saves == other.saves
     }
 
     /// Returns the last tick before tick number `tick` at which `may_begin` holds for the sequence number.
@@ -157,17 +141,18 @@ pub(crate) struct PaceMeter {
     counter: SaveCounter,
     /// The operation that has begun last.
     operation: PacedOperation,
+    sizes: Vec<usize>,
 }
 
 impl PaceMeter {
     pub(crate) fn new(clock: &'static AllocationClock, front_end: Arc<dyn PacedFrontEnd>) -> Self {
-        let (pace, counter, operation) = Default::default();
-        Self { clock, front_end, pace, counter, operation }
+        let (pace, counter, operation, sizes) = Default::default();
+        Self { clock, front_end, pace, counter, operation, sizes }
     }
 
     /// Notes an event, including an operation.
     pub(crate) fn event(&mut self) {
-        self.pace.events.push(Moment { tick: self.clock.now(), sizes: self.clock.sizes() });
+        self.pace.events.push(self.clock.now());
     }
 
     /// Notes that the front end is about to ask for an operation.
@@ -194,15 +179,21 @@ impl PaceMeter {
 
     /// Returns the pace, with the events for which `is_event` is true.
     pub(crate) fn finish(self, is_event: &[bool]) -> Pace {
-        let mut pace = self.pace;
+        let Self { mut pace, mut sizes, .. } = self;
         let mut is_event = is_event.iter();
         pace.events.retain(|_| is_event.next().copied().unwrap_or(false));
+        sizes.truncate(pace.events.last().map_or(0, |last| *last as usize));
+        pace.sizes = sizes.into();
         pace
     }
 
     /// Notes a tick, in a thread with this sequence number.
-    pub(crate) fn tick(&mut self, tick: u64, sequence: Option<u64>) {
-        self.pace.tick(tick, sequence);
+    pub(crate) fn tick(&mut self, tick: Tick, sequence: Option<u64>) {
+        // If two threads allocate at once, one may come too late.
+        self.pace.sequences.resize(tick.number as usize, None);
+        self.pace.sequences.push(sequence);
+        self.sizes.resize(tick.number as usize, 0);
+        self.sizes.push(tick.bytes);
     }
 }
 
@@ -287,12 +278,12 @@ impl Timetable {
         let taken = taken(profiled, schedule, budget_bytes / RESERVE_PART);
         let busy = (0..profile.intervals()).filter(|point| !schedule.at(*point).is_empty());
         let points = busy.chain(releases.iter().copied());
-        let mut ticks: BTreeSet<u64> = points.filter_map(|point| Some(pace.events.get(point)?.tick)).collect();
+        let mut ticks: BTreeSet<u64> = points.filter_map(|point| pace.events.get(point).copied()).collect();
         let positions = pace.saves.iter().filter(|(_, index)| taken.contains(index)).map(|((tick, _), _)| *tick);
         let mut saves: Vec<Span> = positions.map(|tick| pace.span_of_saves(tick)).collect();
         // The first tensor that is saved tells when backward is over, and a step may begin by a save.
         let first = profile.saved().first().and_then(|saved| pace.events.get(saved.at()));
-        saves.push(Span { begin: None, end: first.map_or(u64::MAX, |first| pace.first_from(first.tick)) });
+        saves.push(Span { begin: None, end: first.map_or(u64::MAX, |first| pace.first_from(*first)) });
         saves.push(Span { begin: pace.last_before(u64::MAX, |_| true), end: u64::MAX });
         let saves = Span::union(saves);
         let number =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 use tenure_core::{DType, Device, Storage};
 use tenure_device::Stream;
-use tenure_device::allocation_clock::AllocationClock;
+use tenure_device::allocation_clock::{AllocationClock, Tick};
 
 use crate::course::{Course, Pacing};
 use crate::error::OffloadError;
@@ -30,8 +30,10 @@ impl EngineInner {
             return;
         }
         let clock = self.allocation_clock();
-        clock.start(usize::try_from(self.options.min_tensor_bytes).unwrap_or(usize::MAX));
-        clock.set_alarm(self.ledger.lock().course.next_alarm(None));
+        let ledger = self.ledger.lock();
+        let least_bytes = usize::try_from(self.options.min_tensor_bytes).unwrap_or(usize::MAX);
+        clock.start(least_bytes, ledger.course.expected_sizes());
+        clock.set_alarm(ledger.course.next_alarm(None));
     }
 
     pub(crate) fn stop_allocation_clock(&self) {
@@ -42,16 +44,18 @@ impl EngineInner {
 
     /// Does what the step's course has to do at a tick. It is called before the program gets the memory of that
     /// allocation.
-    pub(crate) fn tick(&self, tick: u64) {
+    pub(crate) fn tick(&self, tick: Tick) {
         let Some(front_end) = self.paced.get() else { return };
         if let Err(error) = self.pass_tick(&**front_end, tick) {
             self.ledger.lock().fail(error);
         }
     }
 
-    fn pass_tick(&self, front_end: &dyn PacedFrontEnd, tick: u64) -> Result<(), OffloadError> {
+    fn pass_tick(&self, front_end: &dyn PacedFrontEnd, tick: Tick) -> Result<(), OffloadError> {
         let sequence = front_end.sequence();
-        let sizes = self.allocation_clock().sizes();
+        let stream = front_end.stream();
+        let is_captured =
+            stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
         let mut ledger = self.ledger.lock();
         let first = ledger.first_of_step();
         let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock } = &mut ledger.course
@@ -59,25 +63,25 @@ impl EngineInner {
             if let Course::Measured(measured) = &mut ledger.course {
                 measured.pace.iter_mut().for_each(|pace| pace.tick(tick, sequence));
             }
-            self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick)));
+            self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick.number)));
             return Ok(());
         };
         let (Some(pace), Some(timetable)) = (&profiled.pace, &planned.timetable) else { return Ok(()) };
-        if !profiled.is_estimate && pace.sizes_at(tick).is_some_and(|expected| expected != sizes) {
+        // Copies of the plan would become a part of a CUDA graph.
+        if !tick.is_expected || is_captured {
             self.leave_plan(ledger);
             return Ok(());
         }
-        let before = std::mem::replace(events, pace.passed(tick).max(*events));
+        let before = std::mem::replace(events, pace.passed(tick.number).max(*events));
         let points = before..*events;
         let actions = points.clone().flat_map(|point| profiled.with_ids(planned.schedule.at(point), first)).collect();
-        let watched = paced.pass(timetable, tick, sequence);
-        let stream = clock.as_ref().and_then(|_| front_end.stream());
+        let watched = paced.pass(timetable, tick.number, sequence);
         let is_timed = clock.is_some() && !points.is_empty();
         if is_timed && let Some(clock) = clock {
             clock.end(stream.as_ref())?;
             paced.note_timed(*events);
         }
-        self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick)));
+        self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick.number)));
         if watched.is_some() || !points.is_empty() {
             self.take_actions(ledger, actions)?;
         } else {

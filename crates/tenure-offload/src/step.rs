@@ -34,6 +34,8 @@ impl OffloadStep {
     pub(crate) fn begin(inner: &Arc<EngineInner>, signature: Signature, pass: Pass) -> Result<Self, OffloadError> {
         let course = match pass {
             Pass::Plain => inner.measured(pass),
+            // All that several threads save is reported, and leaves where there is no room.
+            Pass::Budgeted if inner.paced.get().is_some_and(|front_end| !front_end.is_alone()) => Course::Free,
             Pass::Budgeted if let Some(course) = inner.unwatched(signature) => course,
             Pass::Budgeted => inner.course(signature)?,
         };
@@ -258,7 +260,7 @@ impl EngineInner {
                 let peak_bytes = self.memory.take_peak().allocated_bytes;
                 ledger.peaks.record(signature, peak_bytes.saturating_sub(allocated_bytes));
             }
-            // The step did not do what was measured.
+            // The step did not do what was measured, or other threads took part in it.
             Course::Planned { .. } | Course::Free => ledger.steps.remove_unlike(signature),
             Course::None => {}
         }

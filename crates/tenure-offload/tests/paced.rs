@@ -46,6 +46,10 @@ impl PacedFrontEnd for Program {
         (!state.is_backward).then_some(state.sequence)
     }
 
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     fn stream(&self) -> Option<Stream> {
         None
     }

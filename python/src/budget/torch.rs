@@ -325,6 +325,10 @@ impl PacedFrontEnd for FrontEnd {
         self.shim.sequence()
     }
 
+    fn is_alone(&self) -> bool {
+        self.inner.upgrade().is_none_or(|inner| inner.threads.load(Ordering::Relaxed) <= 1)
+    }
+
     fn stream(&self) -> Option<Stream> {
         let inner = self.inner.upgrade()?;
         inner.stream(self.shim.stream(inner.device))
@@ -336,9 +340,7 @@ impl PacedFrontEnd for FrontEnd {
             // Backward restores the hooks that the thread had before it, after each operation.
             return;
         }
-        // Another thread's tensors would otherwise be unknown, as the step's plan knows nothing of them.
-        let is_alone = inner.threads.load(Ordering::Relaxed) == 1;
-        self.shim.set_only_hooks(watched.saves || !is_alone);
+        self.shim.set_only_hooks(watched.saves);
         if LISTENING.get().is_some_and(|(listening, _)| listening == inner.address())
             && let Some(recorder) = self.recorder.upgrade()
         {

@@ -25,6 +25,7 @@ from tenure._budget_steps import (
 )
 from tenure._entries import is_compiled
 from tenure._native import BudgetPhase, SavedHooks
+from tenure.torch.budgets.functional import let_functions_through
 from tenure.torch.budgets.recipes import operations
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.installation.cpu import put_under
@@ -63,6 +64,12 @@ class _Nested(threading.local):
 _nested = _Nested()
 
 
+def _suspend(is_suspended: bool) -> None:
+    """Takes the hooks of this thread's budgets off the stack, or puts them back as they were."""
+    for budget in reversed(_nested.entered) if is_suspended else _nested.entered:
+        budget._threads.entered[-1].suspend(is_suspended)
+
+
 class Budget(ModelBudget):
     """A model's memory budget for the work of threads inside a ``with`` block. `budget` makes it."""
 
@@ -86,6 +93,7 @@ class Budget(ModelBudget):
     def _enter_thread(self) -> SavedHooks:
         _nested.entered.append(self)
         self._native.count_thread(True)
+        let_functions_through(_suspend)
         return _nested.enter_hooks()
 
     def _leave_thread(self, entered: SavedHooks) -> None:

@@ -49,6 +49,17 @@ void Hooks::leave() {
 }
 
 void Hooks::set(bool on) {
+  is_on_ = on;
+  apply();
+}
+
+void Hooks::suspend(bool is_suspended) {
+  is_suspended_ = is_suspended;
+  apply();
+}
+
+void Hooks::apply() {
+  const bool on = is_on_ && !is_suspended_;
   if (on != off_.has_value() || !Tensors::is_enabled())
     return;
   auto above = taken(depth_ + (on ? 0 : 1));

@@ -23,6 +23,9 @@ public:
   /// Switches the pair on or off, on this thread.
   void set(bool on);
 
+  /// Takes the pair off the stack whether it is on or off, until it is no longer suspended.
+  void suspend(bool is_suspended);
+
   /// Switches this thread's pair on or off, if it has only one.
   static void set_only(bool on);
 
@@ -34,8 +37,13 @@ private:
 
   explicit Hooks(size_t depth) : depth_(depth) {}
 
+  /// Puts the pair on the stack or takes it off, as is wanted, if PyTorch allows hooks now.
+  void apply();
+
   /// The number of pairs below it.
   const size_t depth_;
+  bool is_on_ = true;
+  bool is_suspended_ = false;
   /// The pair, while it is off.
   std::optional<Pair> off_;
 };

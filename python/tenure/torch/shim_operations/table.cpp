@@ -94,6 +94,10 @@ void set_hooks(tenure_hooks *hooks, bool on) {
   told([&] { return (*as<SharedHooks>(hooks))->set(on), hooks; });
 }
 
+void suspend_hooks(tenure_hooks *hooks, bool is_suspended) {
+  told([&] { return (*as<SharedHooks>(hooks))->suspend(is_suspended), hooks; });
+}
+
 void set_only_hooks(bool on) {
   told([&] { return Hooks::set_only(on), &on; });
 }
@@ -173,6 +177,7 @@ constexpr tenure_operations table{sizeof(tenure_operations),
                                   enter_hooks,
                                   leave_hooks,
                                   set_hooks,
+                                  suspend_hooks,
                                   set_only_hooks,
                                   drop_hooks,
                                   run,

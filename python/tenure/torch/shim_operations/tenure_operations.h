@@ -78,7 +78,9 @@ typedef struct tenure_operations {
     void (*leave_hooks)(tenure_hooks *hooks);
     /* Switches them off or on, in the thread that has entered them. */
     void (*set_hooks)(tenure_hooks *hooks, bool on);
-    /* Does so with the calling thread's hooks, if it has entered only one pair. */
+    /* Takes them off whether they are on or off, until this is called with false, in the thread that has entered them. */
+    void (*suspend_hooks)(tenure_hooks *hooks, bool is_suspended);
+    /* Switches the calling thread's hooks off or on, if it has entered only one pair. */
     void (*set_only_hooks)(bool on);
     void (*drop_hooks)(tenure_hooks *hooks);
 
