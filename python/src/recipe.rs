@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tenure::core::{Device, Storage};
-use tenure::offload::{FindSaved, Recomputation, RecomputeInput, SavedBytesId};
+use tenure::offload::{KnownBytes, Recomputation, RecomputeInput, SavedBytesId};
 use tenure_device::host::OnHostMemory;
 
 use crate::operations::Call;
@@ -45,7 +45,7 @@ impl Recomputation for Recipe {
         self.made_in
     }
 
-    fn run(&self, find: FindSaved<'_>) -> Result<Storage, Failure> {
+    fn run(&self, known: &dyn KnownBytes) -> Result<Storage, Failure> {
         // On the host also after the budget has been closed.
         let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
         // A loop instead of recursion: a chain of recipes may be deeper than the stack.
@@ -58,7 +58,7 @@ impl Recomputation for Recipe {
             for (id, recipe) in &next.inputs {
                 let found = match made.get(id) {
                     Some(found) => Some(Storage::clone(found)),
-                    None => find(*id)?,
+                    None => known.find(*id)?,
                 };
                 match found {
                     Some(found) => inputs.push(found),
@@ -74,6 +74,7 @@ impl Recomputation for Recipe {
             }
             let result = next.compute(inputs)?;
             let Some(later) = waiting.pop() else { return Ok(result) };
+            known.made(next.id, &result);
             made.insert(next.id, result);
             next = later;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tenure_core::{Layout, Site, Storage};
 use tenure_device::{Stream, memory};
-use tenure_offload::{Engine, FindSaved, OffloadError, Recomputation, RecomputeInput, SavedBytesId, SavedHandle};
+use tenure_offload::{Engine, KnownBytes, OffloadError, Recomputation, RecomputeInput, SavedBytesId, SavedHandle};
 use tenure_tensor::autograd::{Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure_tensor::{AutogradError, DType, Device, Result, Tensor, TensorError, Writes};
 
@@ -141,8 +141,11 @@ impl Recomputation for RecipeRecomputation {
             .collect()
     }
 
-    fn run(&self, find: FindSaved<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
-        Ok(self.recipe.compute_with(|id| find((id.generation, id.version)).map_err(saved_error))?.storage().clone())
+    fn run(&self, known: &dyn KnownBytes) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
+        let id_of = |id: SavedId| (id.generation, id.version);
+        let find = |id| known.find(id_of(id)).map_err(saved_error);
+        let made = self.recipe.compute_with(find, |id, storage| known.made(id_of(id), storage))?;
+        Ok(made.storage().clone())
     }
 }
 

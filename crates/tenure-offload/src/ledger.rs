@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use tenure_core::{Generation, Tag};
+use tenure_core::{Generation, Storage, Tag};
 use tenure_device::Stream;
 use tenure_tier::Stored;
 use tenure_tier::codec::Choice;
@@ -17,7 +17,7 @@ use crate::estimate::StepPeaks;
 use crate::identity::{SavedIndex, Signature, TensorId};
 use crate::machine::Memory;
 use crate::pace::{PaceMeter, SavePosition};
-use crate::place::{OffloadTensor, Place, SavedBytesId, SavedHandle};
+use crate::place::{IntermediateBytes, OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
 use crate::schedule::OffloadAction;
@@ -29,6 +29,8 @@ pub(crate) struct Ledger {
     pub(crate) tensors: BTreeMap<TensorId, OffloadTensor>,
     /// The handles of saved tensors, by storage and version.
     saved_handles: HashMap<SavedBytesId, Weak<SavedHandle>>,
+    /// The bytes that dropped tensors are recomputed from on the way, by storage and version.
+    intermediates: HashMap<SavedBytesId, Weak<IntermediateBytes>>,
     /// The identity of the next tensor.
     next_id: TensorId,
     /// The residents, in the order in which they were added.
@@ -172,6 +174,7 @@ impl Ledger {
         self.no_room = None;
         self.refused = None;
         self.saved_handles.retain(|_, saved| saved.strong_count() > 0);
+        self.intermediates.retain(|_, made| made.strong_count() > 0);
         before
     }
 
@@ -190,6 +193,26 @@ impl Ledger {
     /// dropped.
     pub(crate) fn find(&self, id: SavedBytesId) -> Option<Arc<SavedHandle>> {
         self.saved_handles.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Returns bytes on the way to dropped tensors, if any of these is left.
+    pub(crate) fn intermediate(&self, id: SavedBytesId) -> Option<Arc<IntermediateBytes>> {
+        self.intermediates.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Returns bytes on the way to a tensor that is being dropped.
+    pub(crate) fn intermediate_of_dropped(&mut self, id: SavedBytesId) -> Arc<IntermediateBytes> {
+        self.intermediate(id).unwrap_or_else(|| {
+            let made = Arc::default();
+            self.intermediates.insert(id, Arc::downgrade(&made));
+            made
+        })
+    }
+
+    /// Gives up bytes on the way to dropped tensors, which then have to be recomputed once more. Returns them, for the
+    /// caller to drop when it has released its locks.
+    pub(crate) fn give_up_intermediate(&self) -> Option<Storage> {
+        self.intermediates.values().filter_map(Weak::upgrade).find_map(|made| made.give_up())
     }
 
     /// Adds the handle of a saved tensor, for [`find`](Self::find).

@@ -53,7 +53,7 @@ pub use identity::{Pass, ResidentIndex, SavedIndex, Signature};
 pub use inner::EngineOptions;
 pub use machine::{Machine, Memory, SpillLink};
 pub use pace::{PacedFrontEnd, Watched};
-pub use place::{FindSaved, Recomputation, RecomputeInput, SavedBytesId, SavedHandle};
+pub use place::{KnownBytes, Recomputation, RecomputeInput, SavedBytesId, SavedHandle};
 pub use profile::{Profile, ProfiledTensor, Recipe};
 pub use record::{StepRecord, StepRecorder, TierMoment};
 pub use report::{Fate, Planning, SavedRecord, StepReport};

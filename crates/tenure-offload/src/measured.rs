@@ -192,8 +192,13 @@ impl Measured {
         let Self { mut profile, clock, events, residents, codecs, allocated_bytes, pace, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
+        let mut sharing: HashMap<OperationAt, u64> = HashMap::new();
+        for operation in makings.iter().flatten().flat_map(|making| &making.operations) {
+            *sharing.entry(*operation).or_default() += 1;
+        }
         for (index, making) in makings.iter().enumerate() {
-            profile.saved_mut(SavedIndex(index)).recipe = making.as_ref().map(|making| making.recipe(&times_ns));
+            let recipe = making.as_ref().map(|making| making.recipe(&times_ns, &sharing));
+            profile.saved_mut(SavedIndex(index)).recipe = recipe;
         }
         let ends = events.iter().map(|event| usize::from(*event != StepEvent::Operation));
         let count = |group: &mut usize, end| {

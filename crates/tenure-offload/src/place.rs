@@ -5,6 +5,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tenure_core::{Allocator, DType, Generation, Storage, Tag, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{PendingFetch, Stored};
@@ -199,14 +200,54 @@ pub(crate) struct RecomputeInputs {
     pub(crate) saved: Vec<Arc<SavedHandle>>,
     /// The inputs that were not saved, such as parameters.
     pub(crate) unsaved: Vec<Storage>,
+    /// The bytes that are recomputed on the way. Other dropped tensors may need them, too.
+    pub(crate) made: Vec<Arc<IntermediateBytes>>,
+}
+
+/// Bytes that are recomputed on the way to dropped tensors, which share them. When they have been recomputed for one of
+/// the tensors, they stay for the others.
+#[derive(Default)]
+pub(crate) struct IntermediateBytes {
+    /// The bytes, once they are there, and the stream in whose order they were recomputed.
+    made: Mutex<Option<(Storage, Option<Stream>)>>,
+}
+
+impl IntermediateBytes {
+    /// Returns the bytes for work on a stream, if they are there.
+    pub(crate) fn get(&self, stream: Option<&Stream>) -> Option<Storage> {
+        let made = self.made.lock();
+        made.as_ref().filter(|(_, home)| home.as_ref() == stream).map(|(storage, _)| storage.clone())
+    }
+
+    /// Keeps the bytes if others than this tensor need them. The caller has two handles of these bytes: its own, and that
+    /// of the tensor which is being recomputed.
+    pub(crate) fn keep(self: &Arc<Self>, storage: &Storage, stream: Option<&Stream>) {
+        if Arc::strong_count(self) > 2 {
+            *self.made.lock() = Some((storage.clone(), stream.cloned()));
+        }
+    }
+
+    /// Takes the bytes, if nothing uses them now: they can be recomputed once more.
+    pub(crate) fn give_up(&self) -> Option<Storage> {
+        self.made.lock().take_if(|(storage, _)| storage.handles() == 1).map(|(storage, _)| storage)
+    }
 }
 
 /// Identifies saved bytes: a storage, and its version.
 pub type SavedBytesId = (Generation, u64);
 
-/// Finds saved bytes: fetches or recomputes them, and returns their storage. Returns None if they were not saved, or
-/// are not needed any more.
-pub type FindSaved<'a> = &'a dyn Fn(SavedBytesId) -> Result<Option<Storage>, OffloadError>;
+/// The bytes that the engine knows, for a front end that recomputes some from them.
+pub trait KnownBytes {
+    /// Fetches or recomputes saved bytes, and returns their storage. Returns None if they were not saved, or are not needed
+    /// any more.
+    ///
+    /// # Errors
+    /// The bytes cannot come back.
+    fn find(&self, id: SavedBytesId) -> Result<Option<Storage>, OffloadError>;
+
+    /// Tells the engine of an input that was recomputed on the way: it keeps the bytes if it needs them again.
+    fn made(&self, id: SavedBytesId, storage: &Storage);
+}
 
 /// A front end's way to recompute saved bytes.
 pub trait Recomputation: Send + Sync {
@@ -226,7 +267,7 @@ pub trait Recomputation: Send + Sync {
     ///
     /// # Errors
     /// An input cannot come back, is gone, or was written to; the operation fails.
-    fn run(&self, find: FindSaved<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>>;
+    fn run(&self, known: &dyn KnownBytes) -> Result<Storage, Box<dyn Error + Send + Sync>>;
 }
 
 /// An input from which bytes are recomputed.

@@ -8,7 +8,7 @@ use tenure_tier::codec::Choice;
 
 use crate::identity::{SavedIndex, TensorId};
 use crate::pace::Pace;
-use crate::place::{Recomputation, RecomputeInput, RecomputeInputs, SavedBytesId, SavedHandle};
+use crate::place::{IntermediateBytes, Recomputation, RecomputeInput, RecomputeInputs, SavedBytesId, SavedHandle};
 use crate::profile::{Profile, Recipe};
 use crate::schedule::{OffloadAction, Schedule};
 
@@ -248,6 +248,7 @@ impl Making {
         &self,
         recompute: &dyn Recomputation,
         saved: impl Fn(SavedBytesId) -> Option<Arc<SavedHandle>>,
+        made: impl Fn(SavedBytesId) -> Arc<IntermediateBytes>,
     ) -> Option<RecomputeInputs> {
         let mut inputs = RecomputeInputs::default();
         let mut sources = self.sources.iter();
@@ -261,19 +262,22 @@ impl Making {
             match sources.next()? {
                 InputSource::Saved => inputs.saved.push(saved(id)?),
                 InputSource::Stays => inputs.unsaved.push(here?),
-                InputSource::Made => rest.extend(recompute?.inputs()),
+                InputSource::Made => {
+                    inputs.made.push(made(id));
+                    rest.extend(recompute?.inputs());
+                }
             }
         }
         sources.next().is_none().then_some(inputs)
     }
 
-    /// Returns the recipe for a profile whose intervals take `times_ns`, in nanoseconds.
-    pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
-        Recipe {
-            inputs: self.inputs.clone(),
-            operations: self.operations.len() as u64,
-            time_ns: self.time_ns(times_ns),
-        }
+    /// Returns the recipe for a profile whose intervals take `times_ns`, in nanoseconds. An operation that several tensors
+    /// have in common, as `sharing` says, runs again for one of them: each has its part of the time.
+    pub(crate) fn recipe(&self, times_ns: &[u64], sharing: &HashMap<OperationAt, u64>) -> Recipe {
+        let parts = || self.operations.iter().map(|at| (at, 1.0 / sharing.get(at).copied().unwrap_or(1).max(1) as f64));
+        let operations: f64 = parts().map(|(_, part)| part).sum();
+        let time_ns: f64 = parts().map(|(at, part)| times_ns[at.interval] as f64 * part).sum();
+        Recipe { inputs: self.inputs.clone(), operations: operations.ceil() as u64, time_ns: time_ns as u64 }
     }
 
     /// Returns the sum of the times of the intervals that have the operations, in nanoseconds.

@@ -48,6 +48,10 @@ fn release_or_evict(inner: &EngineInner) -> bool {
                 inner.ledger.lock().fail(error);
             }
         }
+        let given_up = inner.ledger.lock().give_up_intermediate();
+        if given_up.is_some() {
+            return true;
+        }
         let mut ledger = inner.ledger.lock();
         match evict_one(inner, &mut ledger) {
             Some(Evicted::Freed) => return true,

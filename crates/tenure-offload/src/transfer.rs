@@ -14,7 +14,31 @@ use crate::identity::TensorId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::machine::Memory;
-use crate::place::{OffloadTensor, Place, Recomputation, SavedBytesId};
+use crate::place::{KnownBytes, OffloadTensor, Place, Recomputation, SavedBytesId};
+
+/// The bytes that the engine knows, for a recomputation on a stream.
+struct KnownFrom<'a> {
+    inner: &'a EngineInner,
+    home: Option<&'a Stream>,
+}
+
+impl KnownBytes for KnownFrom<'_> {
+    fn find(&self, id: SavedBytesId) -> Result<Option<Storage>, OffloadError> {
+        let (saved, made) = {
+            let ledger = self.inner.ledger.lock();
+            (ledger.find(id), ledger.intermediate(id))
+        };
+        match saved {
+            Some(saved) => self.inner.bring_back(saved.id, self.home).map(Some),
+            None => Ok(made.and_then(|made| made.get(self.home))),
+        }
+    }
+
+    fn made(&self, id: SavedBytesId, storage: &Storage) {
+        let made = self.inner.ledger.lock().intermediate(id);
+        made.into_iter().for_each(|made| made.keep(storage, self.home));
+    }
+}
 
 impl EngineInner {
     /// Returns a storage's bytes as a saved tensor in memory. None if the storage has no allocator.
@@ -50,7 +74,8 @@ impl EngineInner {
             (recompute, making)
         };
         let saved = |id| self.ledger.lock().find(id);
-        let Some(inputs) = making.find_inputs(&*recompute, saved) else { return false };
+        let made = |id| self.ledger.lock().intermediate_of_dropped(id);
+        let Some(inputs) = making.find_inputs(&*recompute, saved, made) else { return false };
         let mut ledger = self.ledger.lock();
         let dropped = ledger.tensors.get_mut(&id).map(|tensor| tensor.drop_bytes(inputs));
         let is_dropped = dropped.as_ref().is_some_and(Result::is_ok);
@@ -196,10 +221,7 @@ impl EngineInner {
             let _stream = home.as_ref().map(StreamGuard::new);
             let _stopped = StoppedClock::enter();
             recompute
-                .run(&|id: SavedBytesId| {
-                    let saved = self.ledger.lock().find(id);
-                    saved.map(|saved| self.bring_back(saved.id, home.as_ref())).transpose()
-                })
+                .run(&KnownFrom { inner: self, home: home.as_ref() })
                 .map_err(|error| OffloadError::Again { name, reason: error.to_string() })?
         };
         if let (Some(home), Some(stream)) = (&home, stream)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage, WeakStorage};
 use tenure_offload::{
-    Engine, EngineOptions, Fate, FindSaved, Memory, OffloadError, Pass, ProfileError, Recomputation, RecomputeInput,
+    Engine, EngineOptions, Fate, KnownBytes, Memory, OffloadError, Pass, ProfileError, Recomputation, RecomputeInput,
     Resident, SavedBytesId, SavedHandle, SavedRecord, Signature, SpillLink, StepRecorder, StepReport, TierMoment,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
@@ -278,7 +278,7 @@ impl Recomputation for Filled {
         self.of.iter().map(|(id, of)| RecomputeInput { id: *id, here: of.upgrade(), recompute: None }).collect()
     }
 
-    fn run(&self, _: FindSaved<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+    fn run(&self, _: &dyn KnownBytes) -> Result<Storage, Box<dyn Error + Send + Sync>> {
         if self.of.as_ref().is_some_and(|(_, of)| of.upgrade().is_none()) {
             return Err("what it is made of is gone".into());
         }
@@ -621,5 +621,81 @@ fn codecs_shrink_spilled_bytes_and_only_lossy_ones_change_them() {
             Choice::Codec(_) => 3.0..4.0,
         };
         assert!(expected.contains(&ratio), "{name}: {ratio}");
+    }
+}
+
+/// The recipe of one of several tensors that are made from bytes which nothing saves.
+struct Shared {
+    id: SavedBytesId,
+    number: u8,
+    /// The bytes on the way, and how often they were computed.
+    of: SavedBytesId,
+    computed: Arc<AtomicU64>,
+}
+
+impl Recomputation for Shared {
+    fn id(&self) -> SavedBytesId {
+        self.id
+    }
+
+    fn inputs(&self) -> Vec<RecomputeInput> {
+        if self.id == self.of {
+            return Vec::new();
+        }
+        let way = Self { id: self.of, number: self.number, of: self.of, computed: Arc::clone(&self.computed) };
+        vec![RecomputeInput { id: self.of, here: None, recompute: Some(Arc::new(way)) }]
+    }
+
+    fn run(&self, known: &dyn KnownBytes) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+        if known.find(self.of)?.is_none() {
+            self.computed.fetch_add(1, Ordering::Relaxed);
+            known.made(self.of, &storage(BYTES)?);
+        }
+        let again = storage(BYTES)?;
+        fill(&again, self.number);
+        Ok(again)
+    }
+}
+
+#[test]
+fn what_several_dropped_tensors_are_made_from_is_computed_once_more_for_all() {
+    let _one = ONE.lock();
+    // No tensor fits the disk.
+    let engine = engine(u64::from(LAYERS as u8) * BYTES * 2 / 3, MIB);
+    let computed = Arc::new(AtomicU64::new(0));
+    for number in 0..4 {
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        let mut saved = Vec::new();
+        let mut of = None;
+        for layer in 0..LAYERS as u8 {
+            // Two neighbours have it in common.
+            if layer % 2 == 0 {
+                let way = storage(BYTES).unwrap();
+                let id = (way.generation(), 0);
+                engine.operation(id, None);
+                of = Some(id);
+            }
+            let out = storage(BYTES).unwrap();
+            fill(&out, layer);
+            let id = (out.generation(), 0);
+            engine.operation(id, None);
+            let again = Shared { id, number: layer, of: of.unwrap(), computed: Arc::clone(&computed) };
+            let again = Some(Arc::new(again) as Arc<dyn Recomputation>);
+            saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
+            compute(Duration::from_millis(1));
+        }
+        computed.store(0, Ordering::Relaxed);
+        for layer in (0..LAYERS as u8).rev() {
+            let out = engine.need(&saved.pop().unwrap(), None).unwrap();
+            let out = out.lock();
+            // SAFETY: the storage is not written to any more.
+            assert!(unsafe { out.as_slice() }.iter().all(|byte| *byte == layer));
+        }
+        let report = step.finish().unwrap();
+        let again = report.recomputed_bytes / BYTES;
+        if number > 0 {
+            assert!(report.is_planned && again > 2);
+            assert_eq!(computed.load(Ordering::Relaxed), again.div_ceil(2), "step {number}");
+        }
     }
 }

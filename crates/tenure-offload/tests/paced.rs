@@ -12,7 +12,7 @@ use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
 use tenure_device::Stream;
 use tenure_device::allocation_clock::AllocationClock;
 use tenure_offload::{
-    Engine, EngineOptions, FindSaved, Memory, PacedFrontEnd, Pass, Recomputation, RecomputeInput, SavedBytesId,
+    Engine, EngineOptions, KnownBytes, Memory, PacedFrontEnd, Pass, Recomputation, RecomputeInput, SavedBytesId,
     SavedHandle, SpillLink, StepReport, Watched,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
@@ -92,7 +92,7 @@ impl Recomputation for Filled {
         Vec::new()
     }
 
-    fn run(&self, _: FindSaved<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+    fn run(&self, _: &dyn KnownBytes) -> Result<Storage, Box<dyn Error + Send + Sync>> {
         Ok(allocated(BYTES, self.layer))
     }
 }

@@ -208,15 +208,19 @@ impl Recipe {
     /// # Errors
     /// An input is no longer in memory, or was modified in place, and has no recipe; the errors of [`run`](Self::run).
     pub fn compute(&self) -> Result<Tensor> {
-        self.compute_with(|_| Ok(None))
+        self.compute_with(|_| Ok(None), |_, _| ())
     }
 
     /// Does the same as [`compute`](Self::compute), but asks `find` for the storage of an input that is not in memory,
-    /// before the input is computed again.
+    /// before the input is computed again. Tells `made` of each input that was computed again.
     ///
     /// # Errors
     /// The errors of [`compute`](Self::compute) and of `find`.
-    pub fn compute_with(&self, find: impl Fn(SavedId) -> Result<Option<Storage>>) -> Result<Tensor> {
+    pub fn compute_with(
+        &self,
+        find: impl Fn(SavedId) -> Result<Option<Storage>>,
+        made: impl Fn(SavedId, &Storage),
+    ) -> Result<Tensor> {
         // A loop rather than a recursion: a chain may be deeper than the stack.
         let mut current = self;
         // Recipes that need the output of `current`, directly or through each other.
@@ -248,6 +252,7 @@ impl Recipe {
             }
             let output = current.run(&inputs)?;
             let Some(later) = waiting.pop() else { return Ok(output) };
+            made(current.id, output.storage());
             computed.insert(current.id, output);
             current = later;
         }
