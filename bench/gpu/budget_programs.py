@@ -29,6 +29,7 @@ FIRST = 8
 #: that checkpoints reserved.
 WAYS = [
     "plain",
+    "installed (on Tenure's allocator, without a budget)",
     "checkpoint",
     "offload",
     "save_on_cpu",
@@ -72,7 +73,7 @@ def bits_of(program: programs.Program) -> str:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of one way, which runs in this process."""
-    if args.budget:
+    if args.budget or args.way == "installed":
         import tenure.torch
 
         logging.basicConfig(format="%(message)s", stream=sys.stderr)

@@ -32,7 +32,7 @@ impl EngineInner {
         let clock = self.allocation_clock();
         let ledger = self.ledger.lock();
         let least_bytes = usize::try_from(self.options.min_tensor_bytes).unwrap_or(usize::MAX);
-        clock.start(least_bytes, ledger.course.expected_sizes());
+        clock.start(least_bytes, ledger.course.expected_sizes().as_deref());
         clock.set_alarm(ledger.course.next_alarm(None));
     }
 

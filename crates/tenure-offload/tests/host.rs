@@ -661,7 +661,7 @@ impl Recomputation for Shared {
 fn what_several_dropped_tensors_are_made_from_is_computed_once_more_for_all() {
     let _one = ONE.lock();
     // No tensor fits the disk.
-    let engine = engine(u64::from(LAYERS as u8) * BYTES * 2 / 3, MIB);
+    let engine = engine(6 * BYTES, MIB);
     let computed = Arc::new(AtomicU64::new(0));
     for number in 0..4 {
         let step = engine.begin(0, Pass::Budgeted).unwrap();
@@ -694,8 +694,9 @@ fn what_several_dropped_tensors_are_made_from_is_computed_once_more_for_all() {
         let report = step.finish().unwrap();
         let again = report.recomputed_bytes / BYTES;
         if number > 0 {
-            assert!(report.is_planned && again > 2);
-            assert_eq!(computed.load(Ordering::Relaxed), again.div_ceil(2), "step {number}");
+            let computed = computed.load(Ordering::Relaxed);
+            assert!(report.is_planned && again > LAYERS / 2, "{again}");
+            assert!(computed <= LAYERS / 2, "{computed} of {again} in step {number}");
         }
     }
 }

@@ -134,8 +134,8 @@ class Budget(ModelBudget):
     def _follow(self) -> None:
         """Sets this thread's hooks if the step is watched, else removes them.
 
-        The hooks are also set if several threads are in this budget, or if this thread is in several budgets. A step that
-        follows a plan removes them and sets them again as it goes on.
+        The hooks are also set if several threads are in this budget, or if this thread is in several budgets. A step
+        that follows a plan removes them and sets them again as it goes on.
         """
         hooks = self._threads.entered[-1]
         if self._native.phase == BudgetPhase.WATCHED or self._entered > 1 or len(_nested.entered) > 1:

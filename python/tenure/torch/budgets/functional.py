@@ -16,8 +16,8 @@ _autograd: Any = _typed
 
 @cache
 def let_functions_through(suspend: Callable[[bool], None]) -> None:
-    """Calls ``suspend(True)`` before PyTorch disables hooks of saved tensors for a thread, and ``suspend(False)`` after it
-    has enabled them again. Otherwise PyTorch would refuse to disable them.
+    """Calls ``suspend(True)`` before PyTorch disables hooks of saved tensors for a thread, and ``suspend(False)`` after
+    it has enabled them again. Otherwise PyTorch would refuse to disable them.
 
     There is no other place where a function such as ``torch.func.grad`` begins: what it saves then stays in memory.
     """
