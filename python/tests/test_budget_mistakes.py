@@ -94,7 +94,7 @@ def test_an_error_after_an_allocation_outside_of_a_step_that_found_no_room_is_th
 def test_a_budget_that_lacks_room_to_spill_to_says_so(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Dropout(0.5))))
-    with pytest.raises(tenure.Error, match="room to spill [0-9]+ bytes to, where there is room for 8388608"):
+    with pytest.raises(tenure.Error, match="room to spill [0-9]+ bytes more to"):
         with tenure.torch.budget(model, "10%", spill=tmp_path, spill_bytes=8 * MIB) as budget:
             for _ in range(4):
                 model(torch.ones(8192, 512)).square().mean().backward()

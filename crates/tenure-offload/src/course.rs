@@ -46,7 +46,7 @@ pub(crate) enum Pacing {
         operations: usize,
     },
     /// The program's allocations are counted, and the front end reports what the timetable asks for.
-    Ticks(Paced),
+    Ticks(Box<Paced>),
 }
 
 /// The plan for steps of a signature.

@@ -138,10 +138,8 @@ pub enum LeastBudget {
     Bound,
     /// As [`Bound`](Self::Bound), if there were more room to spill to.
     BoundWithRoom {
-        /// The bytes that must leave at once, unless they are recomputed.
-        spilled_bytes: u64,
-        /// The bytes that there is room for.
-        room_bytes: u64,
+        /// The bytes of room that are missing, unless tensors are recomputed.
+        missing_bytes: u64,
     },
     /// A step was run within it. A slightly smaller one may work.
     Tried,
@@ -157,9 +155,9 @@ impl LeastBudget {
     fn in_words(self, bytes: u64) -> String {
         match self {
             Self::Bound => format!("at least {bytes}"),
-            Self::BoundWithRoom { spilled_bytes, room_bytes } => format!(
-                "at least {bytes}, and room to spill {spilled_bytes} bytes to, where there is room for {room_bytes}"
-            ),
+            Self::BoundWithRoom { missing_bytes } => {
+                format!("at least {bytes}, and room to spill {missing_bytes} bytes more to")
+            }
             Self::Tried => format!("{bytes}, within which a step was run"),
             Self::Estimate { spare_bytes } => format!(
                 "about {bytes}: this is an estimate, within which a step was run with {spare_bytes} bytes to spare, as the \

@@ -191,7 +191,7 @@ fn least_with(capacities: impl Iterator<Item = Option<u64>>, profile: &Profile) 
     let spilled_bytes = profile.plain_bytes().saturating_sub(profile.least_bytes().0);
     let room_bytes = capacities.fold(0_u64, |room, capacity| room.saturating_add(capacity.unwrap_or(u64::MAX)));
     if room_bytes < spilled_bytes {
-        LeastBudget::BoundWithRoom { spilled_bytes, room_bytes }
+        LeastBudget::BoundWithRoom { missing_bytes: spilled_bytes - room_bytes }
     } else {
         LeastBudget::Bound
     }

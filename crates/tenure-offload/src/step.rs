@@ -118,7 +118,7 @@ impl EngineInner {
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
         let pacing = match &planned.timetable {
-            Some(timetable) => Pacing::Ticks(Paced::new(timetable)),
+            Some(timetable) => Pacing::Ticks(Box::new(Paced::new(timetable))),
             None => Pacing::Events { operations: 0 },
         };
         Ok(Course::Planned { profiled, planned, events: 0, pacing, clock })
