@@ -826,7 +826,7 @@ def volumes(sizes: Sizes) -> Program:
     return Program(model, lambda count, on_step: steps_of(step, on_step, count), blocks)
 
 
-#: The programs of the table in docs/benchmarks.md.
+#: The programs that are timed. The table in docs/benchmarks.md has the last five so far.
 TIMED = {
     "llama": llama,
     "gpt2": gpt2,

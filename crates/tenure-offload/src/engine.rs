@@ -328,7 +328,9 @@ impl Engine {
 
     /// Returns whether the plan has a name for the next saved tensor. If so, [`save`](Self::save) does not call `name`.
     pub fn has_name(&self) -> bool {
-        self.inner.ledger.lock().planned_name().is_some()
+        let ledger = self.inner.ledger.lock();
+        let is_paced = matches!(ledger.course, Course::Planned { pacing: Pacing::Ticks(_), .. });
+        is_paced || ledger.planned_name().is_some()
     }
 
     /// Records that the front end has asked for an operation that makes the bytes `id` and can be recomputed. If this

@@ -249,7 +249,7 @@ struct Stop {
     operations: OperationsFrom,
 }
 
-/// What happens to reports of operations at a stop.
+/// A stop begins the reports of operations, ends them, or leaves them as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperationsFrom {
     /// None is reported from now on.

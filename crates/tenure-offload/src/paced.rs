@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 use crate::pace::{PacedFrontEnd, Watched};
 use crate::place::{Recomputation, SavedHandle, TensorOwner};
 
-/// What the front end reports of a step that follows no plan.
+/// In a step that follows no plan, the front end reports all saves and no operation.
 const ALL_SAVES: Watched = Watched { saves: true, operations_from: None };
 
 impl EngineInner {

@@ -62,7 +62,7 @@ impl PacedFrontEnd for Program {
     }
 }
 
-/// What a step did.
+/// The outcome of a step.
 struct Done {
     report: StepReport,
     /// The layers whose saved tensors were reported.

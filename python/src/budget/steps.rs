@@ -57,7 +57,7 @@ pub(super) struct Steps {
     is_needed: AtomicBool,
     /// Called at the end of each step, to free what the front end keeps for it.
     on_end: Box<dyn Fn() + Send + Sync>,
-    /// What the user can do where a budget is too small, if that is known of the model.
+    /// The advice that errors give where a budget is too small, if the model calls for one.
     advice: OnceLock<String>,
 }
 
