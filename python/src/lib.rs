@@ -34,7 +34,7 @@ mod _native {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
-    use crate::budget::{Budget, BudgetPhase, BudgetSteps, PackedTensor, TensorBudget};
+    use crate::budget::{Budget, BudgetPhase, BudgetState, BudgetSteps, PackedTensor, TensorBudget};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]

@@ -29,7 +29,8 @@ pub(crate) trait Listen: Send + Sync {
     /// Returns whether the listener wants to hear of the next operation.
     fn wishes(&self, stream: usize) -> bool;
 
-    /// Records an operation that was launched: its results and inputs, and the call that repeats it, if known.
+    /// Records an operation that was launched: its results and inputs, and the call that repeats it, if known. Without a
+    /// call, the inputs are the arguments that it wrote to.
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>);
 }
 
@@ -107,6 +108,7 @@ struct ShimTable {
     stream: extern "C" fn(c_int) -> *mut c_void,
     new_storage: extern "C" fn(c_int, usize) -> Option<NonNull<c_void>>,
     drop_storage: unsafe extern "C" fn(NonNull<c_void>),
+    exchange: unsafe extern "C" fn(NonNull<c_void>, NonNull<c_void>) -> bool,
 }
 
 /// The shim, as its table of functions.
@@ -182,6 +184,26 @@ impl<'py> Tensor<'py> {
     pub(crate) fn name(self, shim: Shim) -> String {
         // SAFETY: the object owns the tensor.
         unsafe { text((shim.0.name)(self.handle)) }
+    }
+}
+
+/// A storage of PyTorch's that no tensor has.
+pub(crate) struct TorchStorage {
+    shim: Shim,
+    owned: Owned,
+}
+
+impl TorchStorage {
+    /// Makes a storage of PyTorch's of one of Tenure's.
+    pub(crate) fn of(shim: Shim, storage: Storage) -> Result<Self, String> {
+        Ok(Self { shim, owned: Owned::storage(shim, storage)? })
+    }
+
+    /// Exchanges the bytes with those of a tensor's storage, which has the same size.
+    pub(crate) fn exchange(&self, tensor: Tensor<'_>) -> Result<(), String> {
+        // SAFETY: both are alive.
+        let has_exchanged = unsafe { (self.shim.0.exchange)(tensor.handle, self.owned.handle) };
+        if has_exchanged { Ok(()) } else { Err(self.shim.error()) }
     }
 }
 

@@ -123,6 +123,8 @@ class StepReport:
     stalled_us: int
     #: The number of moves outside of the plan, because there was no room otherwise.
     unplanned: int
+    #: The bytes that lie in host memory and that the GPU uses in place: state of optimizers, and what found no room.
+    zero_copy_bytes: int
     #: Whether the step followed a plan to the end.
     is_planned: bool
     #: The device time that the plan predicts from measurements; None without a plan.

@@ -98,3 +98,32 @@ def test_random_results_are_computed_again_and_the_program_draws_the_same(
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     for report in reports[2:]:
         assert report is not None and report.is_planned and report.recomputed_bytes > report.spilled_bytes == 0, report
+
+
+class Leaky(nn.Module):
+    """Activations of a random slope: autograd saves the slopes before they are drawn, with the version of before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = nn.functional.rrelu(layer(x), training=True)
+        return x
+
+
+@pytest.mark.parametrize("moves_all", [True, False])
+def test_bytes_that_are_written_after_they_were_saved_stay(moves_all: bool, tmp_path: Path) -> None:
+    def made() -> Any:
+        torch.manual_seed(0)
+        return Leaky()
+
+    expected = trained(made())
+    reports = []
+    with tenure.torch.budget(model := made(), 56 * MIB, spill=tmp_path, spill_bytes=256 * MIB) as budget:
+        if moves_all:
+            budget._native.move_all()
+        found = trained(model, lambda: reports.append(budget.report()))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(report is not None and report.spilled_bytes > 0 for report in reports), reports

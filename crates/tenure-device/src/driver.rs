@@ -118,9 +118,9 @@ pub trait CopyCalls {
     /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: AccessMode) -> Result<(), CallError>;
 
-    /// Returns the address at which kernels of this device read registered host memory in place, whichever driver
-    /// registered it. They read at the speed of the link, and need no copy on the device. The address holds until the
-    /// memory is unregistered.
+    /// Returns the address at which kernels of this device use registered host memory in place, whichever driver
+    /// registered it: they read it, and write it if it was registered with `AccessMode::ReadWrite`. They do so at the
+    /// speed of the link, and need no copy on the device. The address holds until the memory is unregistered.
     fn host_on_device(&self, address: *const u8) -> Result<Address, CallError>;
 
     /// Undoes this driver's [`register_host`](Self::register_host) of the same address. On every device, copies from

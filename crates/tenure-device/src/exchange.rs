@@ -89,6 +89,20 @@ fn device_block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr
     Some((DataPtr::foreign(data, device, move || drop(memory.free(address as u64))), Arc::new(memory)))
 }
 
+/// Gives the library a handle of a storage, which it drops by [freeing](release) the returned address.
+pub fn give(storage: Storage) -> *mut u8 {
+    let address = storage.lock().as_ptr();
+    let mut shared = SHARED.lock();
+    if let Some(found) = shared.get_mut(&address.addr()) {
+        // While the library has a handle, no other storage can be there.
+        found.handles += 1;
+    } else {
+        shared.insert(address.addr(), SharedStorage { storage, handles: 1 });
+        SHARED_COUNT.fetch_add(1, Ordering::Release);
+    }
+    address
+}
+
 /// A storage that is being [lent](lend), until this is dropped.
 #[must_use = "the storage is lent until this is dropped"]
 pub struct LentStorage {
@@ -134,17 +148,7 @@ pub fn take_lent(device: Device, bytes: usize) -> Option<*mut u8> {
 fn take_matching(device: Device, bytes: usize) -> Option<*mut u8> {
     let storage =
         LENT.with_borrow_mut(|lent| lent.take_if(|storage| storage.bytes() == bytes && storage.device() == device))?;
-    let address = storage.lock().as_ptr();
-    let mut shared = SHARED.lock();
-    if let Some(found) = shared.get_mut(&address.addr()) {
-        // While the library has a handle, no other storage can be there.
-        found.handles += 1;
-        drop(shared);
-    } else {
-        shared.insert(address.addr(), SharedStorage { storage, handles: 1 });
-        SHARED_COUNT.fetch_add(1, Ordering::Release);
-    }
-    Some(address)
+    Some(give(storage))
 }
 
 /// Drops one of the library's handles of the storage at `address`. Returns false if it has none.

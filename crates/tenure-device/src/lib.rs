@@ -8,8 +8,8 @@
 //!
 //! On top of a driver are [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of
 //! a thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host
-//! memory for copies from and to it. [`exchange`] exchanges blocks of both with PyTorch, and [`allocation_clock`] counts
-//! the blocks that PyTorch allocates.
+//! memory for copies from and to it; [`zero_copy`] is host memory that a device uses in place. [`exchange`] exchanges
+//! blocks with PyTorch, and [`allocation_clock`] counts the blocks that PyTorch allocates.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -58,6 +58,7 @@ pub mod sim;
 mod stream;
 mod stream_pools;
 mod streams;
+pub mod zero_copy;
 
 pub use backing::DeviceBacking;
 pub use call::{

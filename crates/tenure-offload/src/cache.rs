@@ -25,6 +25,8 @@ pub(crate) struct StepCache {
     uses: u64,
     /// Signatures of steps that differed from their estimate.
     unlike: HashSet<u64>,
+    /// The bytes of the program's state in memory: see [`Engine::set_state_bytes`](crate::Engine::set_state_bytes).
+    state_bytes: u64,
 }
 
 /// Identifies steps that share a plan.
@@ -139,6 +141,20 @@ impl StepCache {
         self.unlike.insert(signature.id);
     }
 
+    /// Returns the bytes of the program's state in memory.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        self.state_bytes
+    }
+
+    /// Changes all profiles to those of steps with so many bytes of the program's state in memory.
+    pub(crate) fn set_state_bytes(&mut self, bytes: u64) {
+        self.state_bytes = bytes;
+        for step in self.steps.values_mut().filter(|step| step.profiled.state_bytes != bytes) {
+            step.profiled = Arc::new(step.profiled.with_state(bytes));
+            step.planned = None;
+        }
+    }
+
     /// Removes the plans of all steps.
     pub(crate) fn clear_plans(&mut self) {
         self.steps.values_mut().for_each(|step| step.planned = None);
@@ -171,8 +187,11 @@ impl StepCache {
         Some(key)
     }
 
-    fn add(&mut self, key: StepKey, signature: Signature, profiled: Arc<Profiled>) {
+    fn add(&mut self, key: StepKey, signature: Signature, mut profiled: Arc<Profiled>) {
         self.remove(key);
+        if profiled.state_bytes != self.state_bytes {
+            profiled = Arc::new(profiled.with_state(self.state_bytes));
+        }
         self.uses += 1;
         self.events += profiled.events.len();
         self.steps.insert(key, CachedStep { signature, profiled, planned: None, is_outdated: false, used: self.uses });

@@ -88,6 +88,7 @@ impl Engine {
             // The alarm stays, and does nothing when the engine is gone: by then it may be another engine's.
             let alarm = move |tick| inner.upgrade().into_iter().for_each(|inner| inner.tick(tick));
             self.inner.allocation_clock().on_alarm(alarm);
+            self.inner.serve_overflow();
         }
     }
 
@@ -186,9 +187,17 @@ impl Engine {
     /// the next step, and before a plan is made.
     ///
     /// # Errors
-    /// [`ProfileError::TooSmall`] if no plan can.
+    /// [`ProfileError::TooSmall`] if no plan can, even if all of the program's state leaves.
     pub fn check(&self) -> Result<(), OffloadError> {
-        self.problem().map(drop)
+        let state_bytes = self.inner.ledger.lock().steps.state_bytes();
+        match self.problem() {
+            Err(OffloadError::Profile(ProfileError::TooSmall { least_bytes, budget_bytes, .. }))
+                if least_bytes <= budget_bytes + state_bytes =>
+            {
+                Ok(())
+            }
+            checked => checked.map(drop),
+        }
     }
 
     /// Returns the error for a budget that is too small, when a budget of `least_bytes` would do, which was found as
@@ -389,6 +398,12 @@ impl Engine {
             inner.bring_back(id, stream)?;
         }
         Ok(())
+    }
+
+    /// Tells the engine that an operation wrote to bytes and left their version as it was. If they are saved, they stay in
+    /// memory in this step, and in those that are planned by it.
+    pub fn stay(&self, id: SavedBytesId) {
+        let _former = self.inner.ledger.lock().stay(id);
     }
 
     /// Returns the number of the current interval, in a step that is measured.

@@ -21,6 +21,7 @@ use crate::place::{IntermediateBytes, OffloadTensor, Place, SavedBytesId, SavedH
 use crate::profiled::{Profiled, StepEvent};
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
 use crate::schedule::OffloadAction;
+use crate::state::Overflow;
 
 /// The mutable state of an engine, guarded by one lock.
 #[derive(Default)]
@@ -63,6 +64,12 @@ pub(crate) struct Ledger {
     pub(crate) is_planning: bool,
     /// Whether the limit was lifted since the current step began, because an allocation found no room.
     pub(crate) has_exceeded: bool,
+    /// The allocations since the current step began that went to zero-copy memory because they found no room.
+    pub(crate) overflow: Option<Overflow>,
+    /// Whether the program updates its state.
+    pub(crate) is_updating: bool,
+    /// The bytes of state that are to leave before the next step, so that the next update finds room.
+    pub(crate) wanted_bytes: u64,
     /// The report of the current step so far.
     pub(crate) report: StepReport,
     /// The times at which each tensor was moved, while a [`StepRecorder`](crate::StepRecorder) is at work.
@@ -149,13 +156,16 @@ impl Ledger {
         self.spills.len() < before
     }
 
-    /// Makes later plans leave more bytes free if this step needed spills that its plan did not have.
-    pub(crate) fn raise_spare_bytes(&mut self, report: &StepReport) {
+    /// Makes later plans leave more bytes free, as this step needed moves that its plan did not have. Returns false if they
+    /// leave as many as they may.
+    pub(crate) fn raise_spare_bytes(&mut self) -> bool {
         let budget = self.budget_bytes.unwrap_or(0);
-        if report.unplanned > 0 && self.spare_bytes < budget / 8 {
+        let may_raise = self.spare_bytes < budget / 8;
+        if may_raise {
             self.spare_bytes += budget / 32;
             self.steps.outdate_plans();
         }
+        may_raise
     }
 
     /// Begins a step that follows `course`. Returns the previous course. The caller drops it after releasing the lock.
@@ -170,6 +180,7 @@ impl Ledger {
         }
         self.report = report;
         self.has_exceeded = false;
+        self.overflow = None;
         self.failure = None;
         self.no_room = None;
         self.refused = None;
@@ -193,6 +204,17 @@ impl Ledger {
     /// dropped.
     pub(crate) fn find(&self, id: SavedBytesId) -> Option<Arc<SavedHandle>> {
         self.saved_handles.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// See [`Engine::stay`](crate::Engine::stay). Returns a former place of the bytes, for the caller to drop when it has
+    /// released its locks.
+    pub(crate) fn stay(&mut self, id: SavedBytesId) -> Option<Place> {
+        let saved = self.find(id)?;
+        let index = self.index(saved.id);
+        if let (Course::Measured(measured), Some(index)) = (&mut self.course, index) {
+            measured.profile.saved_mut(index).stays = true;
+        }
+        self.tensors.get_mut(&saved.id)?.stay()
     }
 
     /// Returns bytes on the way to dropped tensors, if any of these is left.

@@ -42,6 +42,7 @@ mod record;
 mod report;
 mod resident;
 mod schedule;
+mod state;
 mod step;
 mod transfer;
 

@@ -34,6 +34,8 @@ pub(crate) struct Measured {
     pub(crate) writes: HashMap<SavedBytesId, usize>,
     /// The bytes that were allocated when the step began.
     pub(crate) allocated_bytes: u64,
+    /// The part of them that was the program's state.
+    pub(crate) state_bytes: u64,
     /// The bytes of saved tensors and residents in memory, when the interval began or was resumed.
     pub(crate) in_memory_bytes: u64,
     /// The saved tensors whose storage the front end used when the interval began, and still uses.
@@ -54,6 +56,7 @@ impl Measured {
         all_residents: impl Iterator<Item = (TensorId, &'a OffloadTensor)>,
         clock: IntervalClock,
         allocated_bytes: u64,
+        state_bytes: u64,
         pace: Option<PaceMeter>,
     ) -> Self {
         let mut profile = Profile::new();
@@ -79,6 +82,7 @@ impl Measured {
             codecs,
             writes: HashMap::new(),
             allocated_bytes,
+            state_bytes,
             in_memory_bytes: 0,
             used_by_others: Vec::new(),
             released_bytes: 0,
@@ -189,7 +193,7 @@ impl Measured {
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
         self.remove_overwritten(&mut makings);
-        let Self { mut profile, clock, events, residents, codecs, allocated_bytes, pace, .. } = self;
+        let Self { mut profile, clock, events, residents, codecs, allocated_bytes, state_bytes, pace, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
         let mut sharing: HashMap<OperationAt, u64> = HashMap::new();
@@ -218,8 +222,20 @@ impl Measured {
         let pace = pace.map(|pace| pace.finish(&is_event));
         let events = events.into_iter().filter(|event| *event != StepEvent::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
-        let flags = Profiled::default();
-        Ok(Profiled { events, profile, operated, pace, makings, residents, codecs, allocated_bytes, ..flags })
+        let (is_timed, is_estimate) = (false, false);
+        Ok(Profiled {
+            events,
+            profile,
+            operated,
+            pace,
+            makings,
+            residents,
+            codecs,
+            allocated_bytes,
+            state_bytes,
+            is_timed,
+            is_estimate,
+        })
     }
 }
 
@@ -239,7 +255,7 @@ mod tests {
         let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
         let time = Arc::clone(&now);
         let clock = IntervalClock::with_host_time(Arc::new(move || *time.lock()));
-        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, None);
+        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, 0, None);
         let save = StepEvent::Save { bytes: 1 };
         let events =
             [(save, 50), (StepEvent::Operation, 5), (StepEvent::Operation, 6), (StepEvent::Operation, 7), (save, 2)];
@@ -303,7 +319,7 @@ mod tests {
         let need = |index| StepEvent::Need { index: SavedIndex(index) };
         let remaining = |needs: [StepEvent; 2], written_after: usize, stays: [Vec<SavedBytesId>; 2]| {
             let clock = IntervalClock::with_host_time(Arc::new(std::time::Instant::now));
-            let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, None);
+            let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0, 0, None);
             for (at, event) in needs.into_iter().enumerate() {
                 if at == written_after {
                     measured.write(parameter);

@@ -32,6 +32,13 @@ pub trait PacedFrontEnd: Send + Sync {
 
     /// Reports this part of the calling thread's work from now on, and no other.
     fn watch(&self, watched: Watched);
+
+    /// Moves at least `bytes` of the program's state to zero-copy memory, if there are so many, and tells the engine how
+    /// many [stay](crate::Engine::set_state_bytes). Returns whether some left. It is called between steps.
+    fn release_state(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        false
+    }
 }
 
 /// The part of a thread's work that the front end reports.
@@ -315,7 +322,8 @@ fn taken(profiled: &Profiled, schedule: &Schedule, reserve_bytes: u64) -> HashSe
     let mut taken: HashSet<SavedIndex> = schedule.saved(saved.len()).collect();
     let makings = schedule.dropped().filter_map(|index| profiled.makings.get(index.0)?.as_ref());
     taken.extend(makings.flat_map(|making| making.inputs.iter().copied()));
-    let mut others: Vec<SavedIndex> = (0..saved.len()).map(SavedIndex).filter(|index| !taken.contains(index)).collect();
+    let others = (0..saved.len()).map(SavedIndex);
+    let mut others: Vec<SavedIndex> = others.filter(|index| !taken.contains(index) && !saved[index.0].stays).collect();
     others.sort_by_key(|index| Reverse(saved[index.0].bytes));
     let mut bytes = 0;
     for index in others {

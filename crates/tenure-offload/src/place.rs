@@ -61,6 +61,8 @@ pub(crate) struct OffloadTensor {
     /// The front end's way to recompute the bytes, if there is one.
     pub(crate) recompute: Option<Arc<dyn Recomputation>>,
     pub(crate) place: Place,
+    /// Whether the bytes stay in memory, since they were written to after they were saved.
+    pub(crate) stays: bool,
 }
 
 /// The place of a tensor's bytes.
@@ -131,6 +133,9 @@ impl OffloadTensor {
     /// former place, for the caller to drop, or `inputs` as the error if the bytes are not in memory.
     pub(crate) fn drop_bytes(&mut self, inputs: RecomputeInputs) -> Result<Place, RecomputeInputs> {
         let Place::InMemory { spilled, .. } = &mut self.place else { return Err(inputs) };
+        if self.stays {
+            return Err(inputs);
+        }
         let place = spilled.take().map_or(Place::Dropped(inputs), Place::Spilled);
         Ok(std::mem::replace(&mut self.place, place))
     }
@@ -145,6 +150,17 @@ impl OffloadTensor {
         };
         let storage = self.live_source()?;
         Some(std::mem::replace(&mut self.place, Place::InMemory { storage, spilled }))
+    }
+
+    /// Makes the bytes stay in memory, as they are there now. Returns a former place, for the caller to drop when it has
+    /// released its locks.
+    pub(crate) fn stay(&mut self) -> Option<Place> {
+        self.stays = true;
+        let former = self.return_to_source();
+        match &mut self.place {
+            Place::InMemory { spilled, .. } => spilled.take().map(Place::Spilled).or(former),
+            _ => former,
+        }
     }
 
     /// Takes the recomputed bytes of a dropped tensor. Returns the former place, or the bytes if another thread was
@@ -177,6 +193,7 @@ impl OffloadTensor {
     /// Returns whether the engine alone has the storage, so that the bytes can leave memory.
     pub(crate) fn is_idle(&self) -> bool {
         match &self.place {
+            _ if self.stays => false,
             Place::InMemory { storage, .. } => storage.handles() == 1,
             // A caller that waits for the fetch has cloned its handle.
             Place::Arriving { arrival, .. } => Arc::strong_count(arrival) == 1,

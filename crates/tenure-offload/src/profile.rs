@@ -28,6 +28,8 @@ pub struct ProfiledTensor {
     pub compression: Option<f64>,
     /// The recipe to recompute the bytes, if there is one.
     pub recipe: Option<Recipe>,
+    /// Whether the bytes stay in memory.
+    pub(crate) stays: bool,
     /// The point at which the tensor was saved.
     at: usize,
     /// The points at which the tensor was needed.
@@ -90,6 +92,7 @@ impl Profile {
             bytes,
             compression: None,
             recipe: None,
+            stays: false,
             at,
             needs: Vec::new(),
             held: Vec::new(),
@@ -293,6 +296,20 @@ impl Profile {
         most.map_or((0, 0), |(interval, bytes)| (bytes, interval))
     }
 
+    /// Replaces `before` bytes, which were there all the time, by `now` bytes.
+    pub(crate) fn replace_other(&mut self, before: u64, now: u64) {
+        for interval in &mut self.intervals {
+            interval.other_bytes = (interval.other_bytes + now).saturating_sub(before);
+        }
+    }
+
+    /// Lowers the other bytes of the last interval.
+    pub(crate) fn lower_last(&mut self, bytes: u64) {
+        if let Some(last) = self.intervals.last_mut() {
+            last.other_bytes = last.other_bytes.saturating_sub(bytes);
+        }
+    }
+
     /// Lowers the other bytes of intervals so that none needs more than `bytes`, which were enough for the step. An
     /// interval may seem to need more because a tensor was released in the middle of it.
     pub(crate) fn limit(&mut self, bytes: u64) {
@@ -453,9 +470,13 @@ impl ProfiledTensor {
     }
 
     /// Returns the intervals in which the bytes must be in memory: the one that makes them, and those in which they are
-    /// needed or held by the front end.
+    /// needed or held by the front end. If the tensor stays, these are all up to the last.
     fn used_in(&self) -> impl Iterator<Item = usize> {
         let needed = self.needs.iter().map(|point| point + 1).filter(|needed| self.held.binary_search(needed).is_err());
-        std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())
+        let used = std::iter::once(self.at).chain(needed).chain(self.held.iter().copied());
+        let last = if self.stays { used.clone().max() } else { None };
+        let between = last.into_iter().flat_map(|last| self.at + 1..last);
+        let used_between = used.clone();
+        used.chain(between.filter(move |interval| !used_between.clone().any(|used| used == *interval)))
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Profiled {
     pub(crate) codecs: Vec<Choice>,
     /// The bytes that were allocated when the step began.
     pub(crate) allocated_bytes: u64,
+    /// The part of them that is the program's state.
+    pub(crate) state_bytes: u64,
     /// Whether the intervals were timed while the device did not wait for the host. Otherwise a device's times include
     /// gaps between operations, in which the host had asked for nothing.
     pub(crate) is_timed: bool,
@@ -72,6 +74,14 @@ impl Profiled {
         } else {
             bytes == expected_bytes
         }
+    }
+
+    /// Returns the measurement as if the step had begun with so many bytes of the program's state in memory.
+    pub(crate) fn with_state(&self, state_bytes: u64) -> Self {
+        let mut changed = Self { state_bytes, ..self.clone() };
+        changed.allocated_bytes = (self.allocated_bytes + state_bytes).saturating_sub(self.state_bytes);
+        changed.profile.replace_other(self.state_bytes, state_bytes);
+        changed
     }
 
     /// Returns the measurement with the interval times of a planned step where those are shorter. The time to recompute

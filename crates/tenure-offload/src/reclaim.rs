@@ -78,9 +78,10 @@ fn release_or_evict(inner: &EngineInner) -> bool {
             }
             ledger = inner.ledger.lock();
         }
-        let is_planned = matches!(ledger.course, Course::Planned { .. });
+        // An update has zero-copy memory, and a planned step keeps to its budget.
+        let may_lift = !ledger.is_updating && !matches!(ledger.course, Course::Planned { .. });
         drop(ledger);
-        let is_lifted = !is_planned && inner.lift_limit();
+        let is_lifted = may_lift && inner.lift_limit();
         ledger = inner.ledger.lock();
         if is_lifted {
             ledger.exceed();

@@ -45,6 +45,7 @@ impl Engine {
             source: None,
             recompute: None,
             place: Place::in_memory(storage),
+            stays: false,
         };
         self.forget();
         let mut ledger = self.inner.ledger.lock();

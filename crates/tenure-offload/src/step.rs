@@ -32,6 +32,9 @@ pub struct OffloadStep {
 impl OffloadStep {
     /// See [`Engine::begin`](crate::Engine::begin).
     pub(crate) fn begin(inner: &Arc<EngineInner>, signature: Signature, pass: Pass) -> Result<Self, OffloadError> {
+        if pass == Pass::Budgeted {
+            inner.release_wanted_state();
+        }
         let course = match pass {
             Pass::Plain => inner.measured(pass),
             // All that several threads save is reported, and leaves where there is no room.
@@ -94,7 +97,8 @@ impl EngineInner {
         let ledger = self.ledger.lock();
         let residents = ledger.residents.iter().map(|id| (*id, &ledger.tensors[id]));
         let pace = self.paced.get().map(|front_end| PaceMeter::new(self.allocation_clock(), Arc::clone(front_end)));
-        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.allocated_bytes(), pace)))
+        let state_bytes = ledger.steps.state_bytes();
+        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.allocated_bytes(), state_bytes, pace)))
     }
 
     /// Returns the course of a step with this signature, within the budget.
@@ -102,18 +106,23 @@ impl EngineInner {
         let allocated_bytes = self.allocated_bytes();
         // The allocated bytes change a little from step to step, and with the batch.
         let least_allocated_bytes = (allocated_bytes - allocated_bytes / 16).saturating_sub(signature.input_bytes);
-        let (cached, budget_bytes) = {
-            let mut ledger = self.ledger.lock();
-            (ledger.steps.look_up(signature, least_allocated_bytes), ledger.budget_bytes)
+        let (profiled, planned) = loop {
+            let (cached, budget_bytes) = {
+                let mut ledger = self.ledger.lock();
+                (ledger.steps.look_up(signature, least_allocated_bytes), ledger.budget_bytes)
+            };
+            let Some(cached) = cached else {
+                self.make_room_for_measurement();
+                return Ok(self.measured(Pass::Budgeted));
+            };
+            match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX)) {
+                Ok(planned) => break (cached.profiled, planned),
+                Err(error) if self.make_room_for_plan(&error) => {}
+                // The step may take less than was estimated.
+                Err(_) if cached.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
+                Err(error) => return Err(error),
+            }
         };
-        let Some(cached) = cached else { return Ok(self.measured(Pass::Budgeted)) };
-        let planned = match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX)) {
-            Ok(planned) => planned,
-            // The step may take less than was estimated.
-            Err(_) if cached.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
-            Err(error) => return Err(error),
-        };
-        let profiled = cached.profiled;
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
@@ -205,6 +214,8 @@ impl EngineInner {
             return Err(error);
         }
         let mut report = ledger.report;
+        let overflow = ledger.overflow.take();
+        ledger.wanted_bytes = ledger.wanted_bytes.max(overflow.map_or(0, |overflow| overflow.most_bytes));
         let has_exceeded = std::mem::take(&mut ledger.has_exceeded);
         if has_exceeded && !matches!(course, Course::Measured(_)) {
             report.exceeded_bytes = Some(self.memory.take_peak().allocated_bytes);
@@ -222,6 +233,10 @@ impl EngineInner {
                 let pass = measured.pass;
                 let mut profiled = measured.finish()?;
                 let mut ledger = self.ledger.lock();
+                if overflow.is_some() {
+                    // What lay in zero-copy memory was not measured. The next step has more room.
+                    return Ok(report);
+                }
                 if pass == Pass::Plain {
                     profiled.profile.limit_plain(peak_bytes);
                 } else if has_exceeded {
@@ -231,6 +246,9 @@ impl EngineInner {
                     let budget_bytes = ledger.budget_bytes.unwrap_or(u64::MAX);
                     profiled.profile.limit(budget_bytes.saturating_sub(taken_bytes));
                 }
+                // State that an update has made since the step began was there at its end only.
+                let grown_bytes = ledger.steps.state_bytes().saturating_sub(profiled.state_bytes);
+                profiled.profile.lower_last(grown_bytes);
                 let plain_bytes = profiled.profile.plain_bytes();
                 report.plain_bytes = Some(plain_bytes);
                 ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
@@ -239,7 +257,10 @@ impl EngineInner {
             Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 if !profiled.is_estimate {
-                    ledger.raise_spare_bytes(&report);
+                    let may_go_on = report.unplanned == 0 || ledger.raise_spare_bytes();
+                    if !may_go_on && overflow.is_some() {
+                        ledger.steps.remove_unlike(signature);
+                    }
                 } else {
                     report.plain_bytes = Some(profiled.profile.plain_bytes());
                     if report.unplanned > 0 {

@@ -60,6 +60,7 @@ impl EngineInner {
             source: Some(storage.downgrade()),
             recompute,
             place: Place::in_memory(storage.clone()),
+            stays: false,
         })
     }
 
@@ -104,7 +105,7 @@ impl EngineInner {
         // Removing a spill drops its handle, which may free room on the tier.
         ledger.remove_released_spills();
         let Ledger { tensors, report, spills, no_room, .. } = ledger;
-        let Some(tensor) = tensors.get_mut(&id) else { return Ok(()) };
+        let Some(tensor) = tensors.get_mut(&id).filter(|tensor| !tensor.stays) else { return Ok(()) };
         let Place::InMemory { storage, spilled } = &mut tensor.place else { return Ok(()) };
         if let Some(spilled) = spilled.take() {
             tensor.place = Place::Spilled(spilled);
@@ -147,7 +148,16 @@ impl EngineInner {
         let storage = {
             let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
-            Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
+            match (Storage::new(bytes as usize, allocator), &stream, urgency) {
+                (Ok(storage), ..) => storage,
+                // The program waits for it.
+                (Err(_), Some(stream), Urgency::Now)
+                    if let Some(storage) = self.overflow(bytes as usize, stream.id()) =>
+                {
+                    storage
+                }
+                (Err(source), ..) => return Err(OffloadError::Back { name, source }),
+            }
         };
         let mut ledger = self.ledger.lock();
         let Ledger { tensors, report, .. } = &mut *ledger;

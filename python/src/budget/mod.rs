@@ -1,5 +1,6 @@
 //! Training steps within a memory budget: of PyTorch's tensors, and of Tenure's.
 
+mod state;
 mod steps;
 mod tensors;
 mod torch;
@@ -15,6 +16,7 @@ use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 
 use crate::errors::complaint;
 
+pub(crate) use state::BudgetState;
 pub(crate) use steps::{BudgetPhase, BudgetSteps};
 pub(crate) use tensors::TensorBudget;
 pub(crate) use torch::{Budget, PackedTensor};

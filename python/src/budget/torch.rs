@@ -48,7 +48,7 @@ pub(crate) struct Budget {
 }
 
 /// The part of a budget that its recorder's listener shares.
-struct BudgetInner {
+pub(super) struct BudgetInner {
     steps: Arc<Steps>,
     device: Device,
     notes: Arc<Mutex<Notes>>,
@@ -62,6 +62,8 @@ struct FrontEnd {
     shim: Shim,
     inner: Weak<BudgetInner>,
     recorder: Weak<OperationRecorder>,
+    /// A weak reference to Python's budget.
+    owner: Arc<OnceLock<Py<PyAny>>>,
 }
 
 /// Notes on the storages of a step.
@@ -103,9 +105,11 @@ impl Budget {
         let recorder = OperationRecorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
         let recorder = Arc::new(recorder);
         // The recorder's listener has the engine, which has this.
-        let front_end = FrontEnd { shim, inner: Arc::downgrade(&inner), recorder: Arc::downgrade(&recorder) };
+        let (owner, recording) = (Arc::default(), Arc::downgrade(&recorder));
+        let front_end =
+            FrontEnd { shim, inner: Arc::downgrade(&inner), recorder: recording, owner: Arc::clone(&owner) };
         steps.engine.count_allocations(Arc::new(front_end));
-        let budget = Self { inner, shim, recorder, owner: Arc::default() };
+        let budget = Self { inner, shim, recorder, owner };
         Ok(PyClassInitializer::from(BudgetSteps { steps }).add_subclass(budget))
     }
 
@@ -209,6 +213,11 @@ impl Budget {
 }
 
 impl Budget {
+    /// Returns the part that is shared, and the shim.
+    pub(super) fn parts(&self) -> (Arc<BudgetInner>, Shim) {
+        (Arc::clone(&self.inner), self.shim)
+    }
+
     /// Updates this thread's recording, if it listens, to whether the engine may recompute the operations that follow.
     fn listen_again(&self) {
         let Some((inner, from)) = LISTENING.get() else { return };
@@ -219,6 +228,14 @@ impl Budget {
 }
 
 impl BudgetInner {
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(super) fn engine(&self) -> &offload::Engine {
+        &self.steps.engine
+    }
+
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -270,7 +287,8 @@ impl BudgetInner {
         storage.map(|storage| (storage.generation(), bytes.version))
     }
 
-    fn stream(&self, handle: usize) -> Option<Stream> {
+    /// Returns a stream of PyTorch's. None on the CPU.
+    pub(super) fn stream(&self, handle: usize) -> Option<Stream> {
         // SAFETY: the handle is the null stream or one of PyTorch's, which PyTorch never destroys.
         if self.device.is_cpu() { None } else { unsafe { tenure_capi::torch::stream(self.device, handle) } }
     }
@@ -299,7 +317,15 @@ impl Listen for BudgetInner {
             Some(id) => self.steps.engine.operation(*id, stream.as_ref()),
             None => self.steps.engine.begin_operation(stream.as_ref()),
         }
-        let Some(call) = call.map(Arc::new) else { return };
+        let Some(call) = call.map(Arc::new) else {
+            // Autograd may have saved an argument before the operation wrote to it, as in `rrelu`.
+            for written in inputs.iter().filter_map(|written| self.id(written)) {
+                self.steps.engine.stay(written);
+                let outdated = self.notes().book.remove(&written);
+                drop(outdated);
+            }
+            return;
+        };
         let made_in = self.steps.engine.interval().and_then(|now| now.checked_sub(1));
         let Some(inputs) = inputs.iter().map(|input| self.id(input)).collect::<Option<Vec<SavedBytesId>>>() else {
             return;
@@ -347,6 +373,18 @@ impl PacedFrontEnd for FrontEnd {
             recorder.listen(watched.operations_from);
             LISTENING.set(Some((inner.address(), watched.operations_from)));
         }
+    }
+
+    fn release_state(&self, bytes: u64) -> bool {
+        // An error leaves the state where it is: the budget is then too small, which the engine reports.
+        Python::attach(|py| match owner_of(&self.owner, py) {
+            Ok(Some(owner)) => {
+                owner.call_method1(intern!(py, "_release_state"), (bytes,)).and_then(|has| has.extract())
+            }
+            Ok(None) => Ok(false),
+            Err(error) => Err(error),
+        })
+        .unwrap_or(false)
     }
 }
 

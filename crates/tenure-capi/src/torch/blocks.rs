@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use tenure_alloc::{Address, AllocError, Request};
-use tenure_core::Purpose;
+use tenure_core::{Purpose, StreamId};
 use tenure_device::allocation_clock::AllocationClock;
-use tenure_device::exchange;
 use tenure_device::memory::MemoryError;
+use tenure_device::{exchange, zero_copy};
 
 use super::devices::device;
 use super::object::Object;
@@ -36,9 +36,12 @@ pub(super) unsafe extern "C" fn allocate(
         let (tag, key) = Purpose::current();
         let request = Request::new(bytes as u64, stream).with_tag(tag).with_key(key);
         let _context = context.enter();
-        let block = device.memory.allocate(request).map_err(in_pytorch)?;
+        let data = match device.memory.allocate(request) {
+            Ok(block) => ptr::without_provenance_mut(block.address as usize),
+            Err(error) => overflow(device, bytes, stream, error)?,
+        };
         // SAFETY: by the header, a place to write to.
-        unsafe { address.write(ptr::without_provenance_mut(block.address as usize)) };
+        unsafe { address.write(data) };
         Ok(())
     })
 }
@@ -58,6 +61,9 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
     guarded(|| {
         let address = address.addr() as Address;
         let stream = stream_id(stream);
+        if zero_copy::record_stream(address, stream).map_err(|error| Failure::Invalid(error.to_string()))? {
+            return Ok(());
+        }
         on_owner(address, |device| {
             // SAFETY: by the header, a stream of the block's device. Other devices only remember its name.
             unsafe { device.adopt(stream) };
@@ -121,11 +127,15 @@ pub(super) extern "C" fn annotate_block(address: *mut c_void, context: Object) -
     })
 }
 
+/// Serves an allocation that found no room on the device from zero-copy memory, if a budget allows it.
 #[cold]
-fn in_pytorch(error: MemoryError) -> Failure {
+fn overflow(device: &OpenDevice, bytes: usize, stream: StreamId, error: MemoryError) -> Result<*mut c_void, Failure> {
     match error {
-        MemoryError::OutOfMemory(report) => Failure::OutOfMemoryInPytorch(report),
-        other => other.into(),
+        MemoryError::OutOfMemory(report) => match zero_copy::overflow(device.memory.device(), bytes, stream) {
+            Some(storage) => Ok(exchange::give(storage).cast()),
+            None => Err(Failure::OutOfMemoryInPytorch(report)),
+        },
+        other => Err(other.into()),
     }
 }
 

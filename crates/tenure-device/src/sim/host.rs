@@ -34,7 +34,7 @@ pub(super) struct SimHostMemory {
 /// A device's use of one registration.
 #[derive(Default)]
 struct DeviceUse {
-    /// The address at which kernels read the memory, once a caller has asked for it.
+    /// The address at which kernels use the memory, once a caller has asked for it.
     on_device: Option<Address>,
     /// The last asynchronous copy of each stream.
     copies: Vec<Access>,
@@ -79,7 +79,7 @@ impl SimHostMemory {
         let used = self.used.entry(start).or_default();
         let first = match used.on_device {
             Some(first) => first,
-            None => memory.map_host(start, registration.end - start)?,
+            None => memory.map_host(start, registration.end - start, registration.access)?,
         };
         used.on_device = Some(first);
         Ok(first + (address - start))

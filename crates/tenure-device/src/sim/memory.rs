@@ -190,16 +190,16 @@ impl SimMemory {
         Ok(bytes)
     }
 
-    /// Maps host memory so that kernels can read it in place.
-    pub(super) fn map_host(&mut self, start: u64, bytes: u64) -> Result<Address, ErrorKind> {
+    /// Maps host memory so that kernels can use it in place.
+    pub(super) fn map_host(&mut self, start: u64, bytes: u64, access: AccessMode) -> Result<Address, ErrorKind> {
         let address = self.fresh_range(bytes)?;
         let physical = self.physical.add_host(start, bytes);
-        let access = Some(AccessMode::Read);
+        let access = Some(access);
         self.mappings.insert(address, SimMapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
 
-    /// Undoes [`map_host`](Self::map_host), unless a kernel may still read the memory.
+    /// Undoes [`map_host`](Self::map_host), unless a kernel may still use the memory.
     pub(super) fn unmap_host(&mut self, address: Address, host: &Clock) -> Result<(), Arc<Launch>> {
         let mapping = self.mappings.get(&address);
         if let Some(used) = mapping.and_then(|mapping| mapping.uses.iter().find(|used| !host.covers(used))) {

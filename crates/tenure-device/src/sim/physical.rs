@@ -251,7 +251,11 @@ impl PhysicalMemory {
         match &mut self.allocation_mut(id).data {
             Data::Private(pages) => pages.write(offset, source),
             Data::Shared(shared) => shared.write(offset, source),
-            Data::Host(_) => unreachable!("kernels only read it"),
+            Data::Host(first) => {
+                let target = std::ptr::with_exposed_provenance_mut::<u8>((*first + offset) as usize);
+                // SAFETY: as in `read`; and it was registered for writing, so that only the device uses these bytes.
+                unsafe { target.copy_from_nonoverlapping(source.as_ptr(), source.len()) }
+            }
         }
     }
 

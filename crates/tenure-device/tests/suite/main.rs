@@ -27,3 +27,4 @@ mod schedule;
 mod shared;
 mod signals;
 mod streams;
+mod zero_copy;

@@ -17,6 +17,7 @@ use tenure_alloc::Request;
 use tenure_core::Device;
 use tenure_device::memory::{DeviceMemory, MemoryError};
 use tenure_device::pinned::{PinnedConfig, PinnedError, PinnedPool, PinnedStatistics};
+use tenure_device::zero_copy::ZeroCopy;
 use tenure_device::{DriverError, Event, EventKind, Priority, Stream};
 
 pub use bytes::MovableBytes;
@@ -142,6 +143,8 @@ struct DeviceSide {
     memory: &'static DeviceMemory,
     /// The memory for bytes stored to the host.
     pool: PinnedPool,
+    /// The part of it that the device uses in place.
+    zero_copy: ZeroCopy,
     /// The staging memory for bytes that are written to disk or read back. All its buffers have the same size, so that
     /// each freed buffer has room for any piece.
     staging: PinnedPool,
@@ -359,6 +362,12 @@ impl Mover {
     pub fn pinned(&self) -> Option<PinnedStatistics> {
         self.shared.side.as_ref().map(|side| side.pool.statistics())
     }
+
+    /// Returns memory that the device uses in place. It is a part of the memory for bytes stored to the host. None if
+    /// the mover has no device.
+    pub fn zero_copy(&self) -> Option<&ZeroCopy> {
+        self.shared.side.as_ref().map(|side| &side.zero_copy)
+    }
 }
 
 impl fmt::Debug for Mover {
@@ -376,9 +385,11 @@ impl DeviceSide {
         staging_bytes: usize,
         numa_node: Option<u32>,
     ) -> Result<Self, MoverError> {
+        let pool = pinned_pool(memory, pool_bytes, numa_node)?;
         Ok(Self {
             memory,
-            pool: pinned_pool(memory, pool_bytes, numa_node)?,
+            zero_copy: ZeroCopy::new(memory, pool.clone()),
+            pool,
             staging: pinned_pool(memory, staging_bytes, numa_node)?,
             outward_watcher: Arc::new(start_watcher("tenure-out")?),
             inward_watcher: start_watcher("tenure-in")?,

@@ -27,6 +27,7 @@ from tenure._entries import is_compiled
 from tenure._native import BudgetPhase, SavedHooks
 from tenure.torch.budgets.functional import let_functions_through
 from tenure.torch.budgets.recipes import operations
+from tenure.torch.budgets.state import OptimizerState
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.installation.cpu import put_under
 from tenure.torch.purpose import address_of
@@ -81,6 +82,8 @@ class Budget(ModelBudget):
         super().__init__(module, native, device)
         self._native: _native.Budget = native
         native.attach(weakref.ref(self))
+        state = _native.BudgetState.of(native)
+        self._state = None if state is None else OptimizerState(state, module, device)
         if is_compiled(module):
             native.set_advice(
                 "the model is compiled as a whole, and a compiled graph needs all its saved tensors at once: compile "
@@ -93,6 +96,8 @@ class Budget(ModelBudget):
     def _enter_thread(self) -> SavedHooks:
         _nested.entered.append(self)
         self._native.count_thread(True)
+        if self._state is not None:
+            self._state.watch()
         let_functions_through(_suspend)
         return _nested.enter_hooks()
 
@@ -100,6 +105,11 @@ class Budget(ModelBudget):
         entered.leave()
         self._native.count_thread(False)
         _nested.entered.remove(self)
+
+    def close(self) -> None:
+        super().close()
+        if self._state is not None:
+            self._state.leave()
 
     def _stay(self) -> None:
         self._native.stay([address_of(each) for each in (*self._module.parameters(), *self._module.buffers())])
@@ -142,6 +152,10 @@ class Budget(ModelBudget):
             hooks.resume()
         else:
             hooks.pause()
+
+    def _release_state(self, wanted: int) -> bool:
+        """Moves some of the optimizers' state to host memory. The native budget calls this between steps."""
+        return self._state is not None and self._state.release(wanted)
 
     def _wake(self) -> bool:
         """Sets the hooks when an unwatched step finds no room. The native budget calls this in the allocating thread.

@@ -98,6 +98,9 @@ std::unique_ptr<Kind> look_at(const c10::OperatorHandle &operation) {
   kind->is_counting = kCounting.count(kind->name) > 0;
   kind->is_convolution = kind->name == "convolution";
   kind->is_in_place = written == 1 && is_written(arguments.front()) && kind->name.back() == '_';
+  for (size_t at = 0; at < arguments.size() && !kind->is_in_place; ++at)
+    if (is_written(arguments[at]))
+      kind->written.push_back(at);
   kind->is_unread = kind->is_random && (kind->is_in_place || kLike.count(kind->name) > 0);
   if (kind->is_in_place && kind->is_random) {
     if (is_same && !is_composite(operation))

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tenure {
 
@@ -15,6 +16,8 @@ struct Kind {
   /// Whether it writes to its first argument and returns it; and the operation itself, if it can be repeated.
   bool is_in_place;
   std::optional<c10::OperatorHandle> in_place;
+  /// The arguments that it writes to, by index, unless it is in place.
+  std::vector<size_t> written;
   /// Whether its results depend on the state of a random number generator; and the index of the argument that may name
   /// the generator, if there is one.
   bool is_random;

@@ -83,9 +83,17 @@ void Recorder::tell(const Kind &kind, c10::Stream stream, const torch::jit::Stac
                     std::optional<at::Generator> state, c10::ArrayRef<c10::IValue> returned) {
   std::vector<tenure_bytes> made;
   auto call = noted(kind, stream, given, std::move(state), returned, made);
-  const auto inputs = call == nullptr ? std::vector<tenure_bytes>{} : call->inputs();
+  const auto inputs = call == nullptr ? written_by(kind, given) : call->inputs();
   listener_.operation(listener_.user, handle_of(stream), made.data(), made.size(), inputs.data(), inputs.size(),
                       reinterpret_cast<tenure_call *>(call.release()));
+}
+
+std::vector<tenure_bytes> Recorder::written_by(const Kind &kind, const torch::jit::Stack &given) const {
+  std::vector<tenure_bytes> written;
+  for (const auto at : kind.written)
+    if (given[at].isTensor() && is_plain(given[at].toTensor()) && given[at].toTensor().device() == known_.device)
+      written.push_back(bytes_of(given[at].toTensor()));
+  return written;
 }
 
 std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,

@@ -37,6 +37,9 @@ private:
   void tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, std::optional<at::Generator> state,
             c10::ArrayRef<c10::IValue> returned);
 
+  /// Returns the arguments that an operation wrote to, unless it is in place.
+  std::vector<tenure_bytes> written_by(const Kind &kind, const torch::jit::Stack &given) const;
+
   /// Returns the call that repeats an operation, or null if it cannot be repeated. Fills in `made` with the storages of
   /// the results.
   std::unique_ptr<Call> noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,

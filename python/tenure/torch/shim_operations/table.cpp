@@ -167,6 +167,15 @@ void drop_storage(void *storage) {
   c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl *>(storage));
 }
 
+bool exchange(const void *tensor, void *storage) {
+  return told([&]() -> void * {
+    auto *first = tensor_at(tensor).storage().unsafeGetStorageImpl(), *second = static_cast<c10::StorageImpl *>(storage);
+    TORCH_CHECK(first->nbytes() == second->nbytes() && first->device() == second->device(), "the storages differ in size");
+    second->set_data_ptr_noswap(first->set_data_ptr(std::move(second->mutable_data_ptr())));
+    return storage;
+  }) != nullptr;
+}
+
 constexpr tenure_operations table{sizeof(tenure_operations),
                                   last_error,
                                   new_recorder,
@@ -191,7 +200,8 @@ constexpr tenure_operations table{sizeof(tenure_operations),
                                   drop_saved,
                                   stream,
                                   new_storage,
-                                  drop_storage};
+                                  drop_storage,
+                                  exchange};
 
 } // namespace
 

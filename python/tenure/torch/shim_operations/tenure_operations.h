@@ -31,7 +31,8 @@ typedef struct tenure_listener {
     /* Returns whether to report the next operation. */
     bool (*wishes)(void *user, void *stream);
     /* Reports an operation that was launched, with its results. `call` runs it again on storages of the inputs. The
-     * listener owns it; NULL if the operation cannot be repeated. */
+     * listener owns it; NULL if the operation cannot be repeated: the inputs are then the arguments that it wrote to,
+     * unless it was in place. */
     void (*operation)(void *user, void *stream, const tenure_bytes *made, size_t made_count, const tenure_bytes *inputs,
                       size_t input_count, tenure_call *call);
 } tenure_listener;
@@ -107,6 +108,9 @@ typedef struct tenure_operations {
     /* Allocates a storage of `bytes` bytes from PyTorch's allocator. */
     void *(*new_storage)(int index, size_t bytes);
     void (*drop_storage)(void *storage);
+    /* Exchanges the bytes of a tensor's storage and of another storage of the same size: all tensors on the first then
+     * have those of the second. Returns whether it could: why not, last_error() says. */
+    bool (*exchange)(const void *tensor, void *storage);
 } tenure_operations;
 
 /* Returns the table. It lives as long as the process. */
