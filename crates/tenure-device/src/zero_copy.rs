@@ -122,7 +122,12 @@ impl ZeroCopy {
 
     fn storage_of(&self, buffer: PinnedBuffer) -> Result<Storage, ZeroCopyError> {
         let bytes = buffer.len();
-        let address = if bytes == 0 { 0 } else { self.memory.driver().host_on_device(buffer.as_ptr())? };
+        let device = self.memory.device();
+        if bytes == 0 {
+            // SAFETY: there are no bytes.
+            return Ok(unsafe { Storage::from_data_ptr(DataPtr::null(device), 0, None) });
+        }
+        let address = self.memory.driver().host_on_device(buffer.as_ptr())?;
         BUFFERS.lock().get_or_insert_default().insert(address, buffer);
         let now = self.usage.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         self.usage.peak_bytes.fetch_max(now, Ordering::Relaxed);
@@ -134,7 +139,7 @@ impl ZeroCopy {
         };
         // To the host, a device's address is only a number.
         let data = std::ptr::without_provenance_mut(address as usize);
-        let data = DataPtr::foreign(data, self.memory.device(), release);
+        let data = DataPtr::foreign(data, device, release);
         // SAFETY: the device can use the buffer until the deleter drops it.
         Ok(unsafe { Storage::from_data_ptr(data, bytes, None) })
     }

@@ -181,6 +181,8 @@ impl Ledger {
         self.report = report;
         self.has_exceeded = false;
         self.overflow = None;
+        // An update that failed has not ended.
+        self.is_updating = false;
         self.failure = None;
         self.no_room = None;
         self.refused = None;

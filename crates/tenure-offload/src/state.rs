@@ -75,7 +75,7 @@ impl Engine {
     /// # Errors
     /// The device fails.
     pub fn end_update(&self) -> Result<(), OffloadError> {
-        let wanted_bytes = self.zero_copy().map_or(0, |memory| memory.take_peak_bytes() - memory.bytes());
+        let wanted_bytes = self.zero_copy().map_or(0, |memory| memory.take_peak_bytes().saturating_sub(memory.bytes()));
         let stream = self.memory().device().map(|device| device.streams().current());
         let mut ledger = self.inner.ledger.lock();
         if !std::mem::take(&mut ledger.is_updating) {
