@@ -1,3 +1,4 @@
+# mypy: disallow-subclassing-any=False
 """Steps of an optimizer in pieces: they compute the same bits as the whole step."""
 
 from __future__ import annotations

@@ -234,9 +234,9 @@ def budget(
     step that begins with more memory held than before, such as an optimizer's state.
 
     Where a GPU's steps find no room beside the state of their optimizers, some of it moves to pinned host memory, which
-    the GPU uses in place. Its tensors stay the same objects, with the same values, and come back when the budget ends. So
-    a budget may be smaller than weights, gradients and this state together. Optimizers of PyTorch's then step in pieces,
-    with the same results.
+    the GPU uses in place. Its tensors stay the same objects, with the same values, and come back when the budget
+    ends. So a budget may be smaller than weights, gradients and this state together. Optimizers of PyTorch's then
+    step in pieces, with the same results.
 
     Saved tensors smaller than 1 MiB, parameters and buffers stay in memory. So do tensor subclasses and memory that
     Tenure did not allocate. A saved tensor that is later written to in ways that autograd does not see (``.data``,
