@@ -62,7 +62,7 @@ class Operations(Structure):
         ("drop_call", Drop),
         ("drop_tensor", Drop),
         # Functions for saved tensors and storages, which test_budget.py tests.
-        ("others", c_void_p * 9),
+        ("others", c_void_p * 10),
     )
 
 

@@ -44,8 +44,8 @@ class OptimizerState:
         #: The number of parameters with state, and the bytes of all, when an optimizer was looked through last.
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._stepper = PieceStepper(state, device)
-        #: An optimizer that has stepped in pieces, until its own step ends, and its parameters by group.
-        self._stepped: tuple[Optimizer, list[list[Tensor]]] | None = None
+        #: The parameters, by group, of optimizers that have stepped in pieces, until their own steps end.
+        self._stepped: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
 
     def watch(self) -> None:
         """Begins to watch the steps of optimizers, if it does not do so yet."""
@@ -68,7 +68,8 @@ class OptimizerState:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._give_back()
+        for optimizer in list(self._stepped):
+            self._give_back(optimizer)
         self._state.end_update()
         for tensor in self._tensors(on_host=True):
             if not self._state.move_to_device(tensor, *_place(tensor)):
@@ -88,7 +89,7 @@ class OptimizerState:
         return released > 0
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._give_back()
+        self._give_back(optimizer)
         if not any(each.device == self._device for group in optimizer.param_groups for each in group["params"]):
             return
         self._optimizers.add(optimizer)
@@ -100,12 +101,12 @@ class OptimizerState:
         if is_short and may_change and can_step_in_pieces(optimizer, args, kwargs):
             self._stepper.step(optimizer, functools.partial(self._host_state, optimizer), room)
             # The step that follows finds nothing to do.
-            self._stepped = optimizer, [group["params"] for group in optimizer.param_groups]
+            self._stepped[optimizer] = [group["params"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["params"] = []
 
     def _end_update(self, optimizer: Optimizer) -> None:
-        self._give_back()
+        self._give_back(optimizer)
         if optimizer not in self._optimizers:
             return
         self._state.end_update()
@@ -115,14 +116,11 @@ class OptimizerState:
             self._known[optimizer] = count, size
             self._count()
 
-    def _give_back(self) -> None:
+    def _give_back(self, optimizer: Optimizer) -> None:
         """Gives its parameters back to an optimizer that stepped in pieces."""
-        if self._stepped is None:
-            return
-        optimizer, parameters = self._stepped
-        self._stepped = None
-        for group, own in zip(optimizer.param_groups, parameters, strict=True):
-            group["params"] = own
+        if (parameters := self._stepped.pop(optimizer, None)) is not None:
+            for group, own in zip(optimizer.param_groups, parameters, strict=True):
+                group["params"] = own
 
     def _is_only_watcher(self) -> bool:
         """Returns whether no other hook runs between the pieces and the end of the step."""
