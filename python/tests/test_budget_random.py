@@ -100,12 +100,8 @@ def test_random_results_are_computed_again_and_the_program_draws_the_same(
         assert report is not None and report.is_planned and report.recomputed_bytes > report.spilled_bytes == 0, report
 
 
-class Leaky(nn.Module):
+class Leaky(Dropping):
     """Activations of a random slope: autograd saves the slopes before they are drawn, with the version of before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
 
     def forward(self, x: Any) -> Any:
         for layer in self.layers:

@@ -82,7 +82,7 @@ impl ZeroCopy {
     /// order of `stream`.
     ///
     /// # Errors
-    /// Those of [`allocate`](Self::allocate), and failures of the driver.
+    /// It returns the errors of [`allocate`](Self::allocate), and failures of the driver.
     pub fn allocate_copy(&self, source: Address, bytes: usize, stream: StreamId) -> Result<Storage, ZeroCopyError> {
         let mut buffer = self.pool.allocate(bytes)?;
         buffer.record_stream(stream)?;

@@ -403,7 +403,9 @@ impl Engine {
     /// Tells the engine that an operation wrote to bytes and left their version as it was. If they are saved, they stay in
     /// memory in this step, and in those that are planned by it.
     pub fn stay(&self, id: SavedBytesId) {
-        let _former = self.inner.ledger.lock().stay(id);
+        // The handle is dropped with the ledger unlocked, since it may be the last.
+        let saved = self.inner.ledger.lock().find(id);
+        let _former = saved.as_ref().and_then(|saved| self.inner.ledger.lock().stay(saved.id));
     }
 
     /// Returns the number of the current interval, in a step that is measured.

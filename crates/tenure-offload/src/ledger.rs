@@ -210,13 +210,12 @@ impl Ledger {
 
     /// See [`Engine::stay`](crate::Engine::stay). Returns a former place of the bytes, for the caller to drop when it has
     /// released its locks.
-    pub(crate) fn stay(&mut self, id: SavedBytesId) -> Option<Place> {
-        let saved = self.find(id)?;
-        let index = self.index(saved.id);
+    pub(crate) fn stay(&mut self, id: TensorId) -> Option<Place> {
+        let index = self.index(id);
         if let (Course::Measured(measured), Some(index)) = (&mut self.course, index) {
             measured.profile.saved_mut(index).stays = true;
         }
-        self.tensors.get_mut(&saved.id)?.stay()
+        self.tensors.get_mut(&id)?.stay()
     }
 
     /// Returns bytes on the way to dropped tensors, if any of these is left.

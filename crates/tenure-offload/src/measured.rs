@@ -196,6 +196,7 @@ impl Measured {
         let Self { mut profile, clock, events, residents, codecs, allocated_bytes, state_bytes, pace, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
+        profile.hold_staying();
         let mut sharing: HashMap<OperationAt, u64> = HashMap::new();
         for operation in makings.iter().flatten().flat_map(|making| &making.operations) {
             *sharing.entry(*operation).or_default() += 1;

@@ -35,10 +35,7 @@ pub trait PacedFrontEnd: Send + Sync {
 
     /// Moves at least `bytes` of the program's state to zero-copy memory, if there are so many, and tells the engine how
     /// many [stay](crate::Engine::set_state_bytes). Returns whether some left. It is called between steps.
-    fn release_state(&self, bytes: u64) -> bool {
-        let _ = bytes;
-        false
-    }
+    fn release_state(&self, bytes: u64) -> bool;
 }
 
 /// The part of a thread's work that the front end reports.

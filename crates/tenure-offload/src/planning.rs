@@ -143,12 +143,18 @@ impl EngineInner {
         let all_bytes = profile.bytes();
         let mut room = 0_u64;
         let mut useful = Vec::new();
-        for (link, _) in links {
+        for (link, destination) in links {
             if room >= all_bytes {
                 break;
             }
+            let mut link = link.clone();
+            if *destination == Destination::Host {
+                // State that has left lies there too.
+                let taken_bytes = self.mover.zero_copy().map_or(0, |memory| memory.bytes());
+                link.capacity = link.capacity.map(|capacity| capacity.saturating_sub(taken_bytes));
+            }
             room = room.saturating_add(link.capacity.unwrap_or(u64::MAX));
-            useful.push(link.clone());
+            useful.push(link);
         }
         let links: Vec<SpillLink> = useful;
         // A disk reserves room as if bytes were not encoded. So where room may be short, the problem must not count on

@@ -296,6 +296,14 @@ impl Profile {
         most.map_or((0, 0), |(interval, bytes)| (bytes, interval))
     }
 
+    /// Counts the tensors that stay as held from their save to their last need.
+    pub(crate) fn hold_staying(&mut self) {
+        for saved in self.saved.iter_mut().filter(|saved| saved.stays) {
+            let last = saved.used_in().max().unwrap_or(saved.at);
+            saved.held = (saved.at + 1..=last).collect();
+        }
+    }
+
     /// Replaces `before` bytes, which were there all the time, by `now` bytes.
     pub(crate) fn replace_other(&mut self, before: u64, now: u64) {
         for interval in &mut self.intervals {
@@ -470,13 +478,9 @@ impl ProfiledTensor {
     }
 
     /// Returns the intervals in which the bytes must be in memory: the one that makes them, and those in which they are
-    /// needed or held by the front end. If the tensor stays, these are all up to the last.
+    /// needed or held by the front end.
     fn used_in(&self) -> impl Iterator<Item = usize> {
         let needed = self.needs.iter().map(|point| point + 1).filter(|needed| self.held.binary_search(needed).is_err());
-        let used = std::iter::once(self.at).chain(needed).chain(self.held.iter().copied());
-        let last = if self.stays { used.clone().max() } else { None };
-        let between = last.into_iter().flat_map(|last| self.at + 1..last);
-        let used_between = used.clone();
-        used.chain(between.filter(move |interval| !used_between.clone().any(|used| used == *interval)))
+        std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())
     }
 }

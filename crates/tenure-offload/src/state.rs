@@ -123,10 +123,9 @@ impl EngineInner {
         ledger.refused = None;
         if !ledger.is_updating {
             ledger.report.unplanned += 1;
-            let first_bytes = ledger.overflow.map_or(before_bytes, |overflow| overflow.first_bytes);
-            let most_bytes = ledger.overflow.map_or(0, |overflow| overflow.most_bytes);
-            let now_bytes = zero_copy.bytes().saturating_sub(first_bytes);
-            ledger.overflow = Some(Overflow { first_bytes, most_bytes: most_bytes.max(now_bytes) });
+            let overflow = ledger.overflow.get_or_insert(Overflow { first_bytes: before_bytes, most_bytes: 0 });
+            let now_bytes = zero_copy.bytes().saturating_sub(overflow.first_bytes);
+            overflow.most_bytes = overflow.most_bytes.max(now_bytes);
         }
         Some(storage)
     }

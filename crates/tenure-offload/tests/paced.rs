@@ -54,6 +54,10 @@ impl PacedFrontEnd for Program {
         None
     }
 
+    fn release_state(&self, _: u64) -> bool {
+        false
+    }
+
     fn watch(&self, watched: Watched) {
         let mut state = self.state.lock();
         if !state.is_backward {

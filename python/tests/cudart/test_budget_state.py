@@ -74,8 +74,10 @@ def test_state_that_finds_no_room_lies_in_host_memory_and_comes_back(options: di
         assert report is not None and report.is_planned and report.budget_bytes == limit
         assert report.zero_copy_bytes == on_host(moments(optimizer)) * 4 * MIB > 0
         assert are_marked(moments(optimizer))
-        # Whatever uses the state finds it.
+        # A copy of the state has its values.
         assert are_marked([tensor.clone() for tensor in moments(optimizer)])
+        for tensor in moments(optimizer):
+            tensor.record_stream(torch.cuda.Stream())
         saved = copy.deepcopy(optimizer.state_dict())
         assert are_marked([each[name] for each in saved["state"].values() for name in ("exp_avg", "exp_avg_sq")])
         del saved

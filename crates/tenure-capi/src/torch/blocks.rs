@@ -61,14 +61,17 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
     guarded(|| {
         let address = address.addr() as Address;
         let stream = stream_id(stream);
-        if zero_copy::record_stream(address, stream).map_err(|error| Failure::Invalid(error.to_string()))? {
-            return Ok(());
-        }
-        on_owner(address, |device| {
+        let recorded = on_owner(address, |device| {
             // SAFETY: by the header, a stream of the block's device. Other devices only remember its name.
             unsafe { device.adopt(stream) };
             device.memory.record_stream(address, stream)
-        })
+        });
+        // Few blocks are zero-copy memory, which no device owns.
+        if recorded.is_err() && matches!(zero_copy::record_stream(address, stream), Ok(true)) {
+            Ok(())
+        } else {
+            recorded
+        }
     })
 }
 

@@ -122,8 +122,8 @@ class PieceStepper:
         pieces = list(pieces_of(optimizer, bytes_of, size))
         states = [[each for group in piece for one in group for each in host_state(one)] for piece in pieces]
         states = [state if sum(map(_slot_bytes, state)) <= size else [] for state in states]
-        is_staged = any(states)
-        slots = [torch.empty(size * is_staged, dtype=torch.uint8, device=self._device) for _ in range(_SLOTS)]
+        # Without staged state, no slot is used.
+        slots = [torch.empty(size * any(states), dtype=torch.uint8, device=self._device) for _ in range(_SLOTS)]
         freed: list[torch.cuda.Event | None] = [None] * _SLOTS
         now = torch.cuda.current_stream(self._device)
         self._inward.wait_stream(now)

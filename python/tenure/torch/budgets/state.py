@@ -141,7 +141,7 @@ class OptimizerState:
 
     def _tensors(self, *, on_host: bool) -> Iterator[Tensor]:
         """Yields one tensor for each storage of the state that can move, and that is on the host or not."""
-        # What the model has too is used in its passes.
+        # The model uses its own tensors in its passes, so they stay.
         seen = {_place(each)[0] for each in (*self._module.parameters(), *self._module.buffers())}
         for optimizer in self._optimizers:
             for tensor in filter(self._can_move, instances_in(optimizer.state, Tensor)):
