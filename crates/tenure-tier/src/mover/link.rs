@@ -12,9 +12,11 @@ use tenure_device::{DriverError, Event, EventKind, Stream};
 
 use crate::disk::join_unless_current;
 
-/// The most batches of copies whose times are not collected yet. With one more, the times of the batches that are done
-/// are collected.
-const MAX_UNTIMED: usize = 16;
+/// One batch of copies in so many is timed, since events that take the time cost the host several microseconds.
+const TIMED_PART: u64 = 8;
+
+/// The most timed batches whose times are not collected yet. With one more, the times of those that are done are collected.
+const MAX_UNCOLLECTED: usize = 4;
 
 /// The traffic over a link so far. A link moves bytes in one direction between two tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -128,11 +130,12 @@ pub(super) struct CopyStream {
 struct CopyTraffic {
     bytes: u64,
     transfers: u64,
+    batches: u64,
     /// The time in µs that the copies of `timed_bytes` took.
     busy_us: f64,
     /// The bytes of the batches whose time is in `busy_us`.
     timed_bytes: u64,
-    /// The begin event, the end event and the bytes of each batch that is under way or not yet timed.
+    /// The begin event, the end event and the bytes of each timed batch that is under way or not yet collected.
     under_way: VecDeque<(Event, Arc<Event>, u64)>,
     /// Events to be reused.
     spare: Vec<Event>,
@@ -155,9 +158,15 @@ impl CopyStream {
             event.wait(&self.stream)?;
         }
         let driver = self.stream.driver();
-        let [mut start, mut end] =
-            [(); 2].map(|()| traffic.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
-        start.record(&self.stream)?;
+        let is_timed = traffic.batches.is_multiple_of(TIMED_PART);
+        let kind = if is_timed { EventKind::Timing } else { EventKind::Order };
+        let [mut start, mut end] = [(); 2].map(|()| {
+            let spare = if is_timed { traffic.spare.pop() } else { None };
+            spare.unwrap_or_else(|| Event::new(Arc::clone(driver), kind))
+        });
+        if is_timed {
+            start.record(&self.stream)?;
+        }
         let queued = copies.iter().try_for_each(|&DeviceCopy { host, device, bytes }| match self.direction {
             // SAFETY: the caller's promise.
             CopyDirection::Out => unsafe {
@@ -175,8 +184,11 @@ impl CopyStream {
         let bytes = copies.iter().map(|copy| copy.bytes as u64).sum();
         traffic.bytes += bytes;
         traffic.transfers += copies.len() as u64;
-        traffic.under_way.push_back((start, Arc::clone(&end), bytes));
-        if traffic.under_way.len() > MAX_UNTIMED {
+        traffic.batches += 1;
+        if is_timed {
+            traffic.under_way.push_back((start, Arc::clone(&end), bytes));
+        }
+        if traffic.under_way.len() > MAX_UNCOLLECTED {
             traffic.collect_times();
         }
         Ok(end)

@@ -36,6 +36,8 @@ use stored::{PiecePlace, Progress, StoredInner};
 /// The largest size of a piece in bytes. Each piece is copied, written to disk and read back separately. A copy of this
 /// size reaches nearly the bandwidth of its link.
 const MAX_PIECE: usize = 4 << 20;
+/// The largest size in bytes of a piece that stays in pinned memory. Each costs the host a call to the driver.
+const MAX_PINNED_PIECE: usize = 16 << 20;
 /// The most pieces that are read from disk at a time. Each has its own staging buffer.
 const READS_AT_ONCE: usize = 8;
 /// The number of staging buffers set aside for pieces that are being written to disk.
@@ -123,8 +125,10 @@ struct MoverShared {
     /// `None` if the mover moves host memory.
     side: Option<DeviceSide>,
     disk: Option<Disk>,
-    /// The size of all pieces but a tensor's last.
+    /// The size of all pieces but a tensor's last, on the way to a disk.
     piece_bytes: usize,
+    /// The same of bytes that stay in pinned memory.
+    pinned_piece_bytes: usize,
     memory_bytes: usize,
     disk_writes: Mutex<DiskWrites>,
     /// Signals that a write to disk has ended.
@@ -175,6 +179,7 @@ impl Mover {
         }
         // A power of two, so that each block of memory that is pinned at once holds a whole number of pieces.
         let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / MIN_PIECES).ilog2();
+        let pinned_piece_bytes = 1 << MAX_PINNED_PIECE.min(memory_bytes / MIN_PIECES).ilog2();
         let staging_bytes = if disk.is_some() { (READS_AT_ONCE + WRITES_AT_ONCE) * piece_bytes } else { 0 };
         let side = memory
             .map(|memory| DeviceSide::new(memory, memory_bytes - staging_bytes, staging_bytes, numa_node))
@@ -190,7 +195,17 @@ impl Mover {
         let disk_writes = Mutex::default();
         let write_ended = Condvar::new();
         let stalls = Stalls::default();
-        let shared = MoverShared { side, disk, piece_bytes, memory_bytes, disk_writes, write_ended, reads, stalls };
+        let shared = MoverShared {
+            side,
+            disk,
+            piece_bytes,
+            pinned_piece_bytes,
+            memory_bytes,
+            disk_writes,
+            write_ended,
+            reads,
+            stalls,
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -231,15 +246,16 @@ impl Mover {
         let stored = match (destination, &shared.side, &shared.disk) {
             (Destination::Disk, _, None) => Err(MoverError::NoPlace { name: name.clone(), place: "disk" }),
             _ if bytes == 0 => {
-                Ok(BegunStore { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() })
+                let progress = Progress::new(0, None);
+                Ok(BegunStore { pieces: Vec::new(), piece_bytes: 1, progress, source: Default::default() })
             }
             (Destination::Host, Some(side), _) => shared.copy_to_pinned(side, &name, source),
             (Destination::Host, None, _) => Err(MoverError::NoPlace { name: name.clone(), place: "pinned memory" }),
             (Destination::Disk, Some(side), Some(disk)) => shared.write_from_device(side, disk, &name, source, coding),
             (Destination::Disk, None, Some(disk)) => shared.write_from_host(disk, &name, source, coding),
         };
-        let BegunStore { pieces, progress, source } = stored?;
-        Ok(Stored { inner: Arc::new(StoredInner { name, bytes, pieces, progress, source }) })
+        let BegunStore { pieces, piece_bytes, progress, source } = stored?;
+        Ok(Stored { inner: Arc::new(StoredInner { name, bytes, pieces, piece_bytes, progress, source }) })
     }
 
     /// Begins to copy stored bytes into a target of the same size. The stored bytes stay, and can be fetched any number
@@ -263,7 +279,8 @@ impl Mover {
         let mut in_memory = Vec::new();
         let mut on_disk = Vec::new();
         let into = Arc::new(into);
-        for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
+        let parts = Arc::clone(&into).pieces(stored.inner.piece_bytes);
+        for (piece, to) in stored.inner.pieces.iter().zip(parts) {
             match &*piece.place.lock() {
                 PiecePlace::Memory(bytes) => in_memory.push((Arc::clone(bytes), to)),
                 PiecePlace::Disk(spilled) => on_disk.push((spilled.clone(), to)),

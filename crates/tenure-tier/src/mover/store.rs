@@ -45,6 +45,8 @@ impl Drop for PieceWrite {
 /// The fields of a [`Stored`](super::Stored) whose bytes are being stored.
 pub(super) struct BegunStore {
     pub(super) pieces: Vec<Arc<StoredPiece>>,
+    /// The size of each piece but the last.
+    pub(super) piece_bytes: usize,
     pub(super) progress: Arc<Progress>,
     pub(super) source: Arc<KeptSource>,
 }
@@ -63,8 +65,9 @@ impl MoverShared {
             Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.disk_writes.lock())),
             allocated => allocated.map_err(pinned_error(name)),
         };
+        let piece_bytes = self.pinned_piece_bytes;
         let mut parts = Arc::clone(&source)
-            .pieces(self.piece_bytes)
+            .pieces(piece_bytes)
             .map(|part| Ok((allocate(part.count)?, part)))
             .collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<DeviceCopy> = parts.iter_mut().map(|(buffer, part)| copy_to_buffer(buffer, part)).collect();
@@ -76,7 +79,7 @@ impl MoverShared {
             .map(|(buffer, _)| StoredPiece::new(HostBytes::Pinned(Pinned::new(buffer, Arc::clone(&event), stream))))
             .collect();
         let source = side.keep_source(source, &event);
-        Ok(BegunStore { pieces, progress: Progress::new(0, Some(event)), source })
+        Ok(BegunStore { pieces, piece_bytes, progress: Progress::new(0, Some(event)), source })
     }
 
     /// Divides the source into pieces and reserves disk room for each. If one has no room, nothing stays reserved.
@@ -114,7 +117,7 @@ impl MoverShared {
         });
         // Copies may be under way even if a later piece failed.
         let source = progress.event().map(|event| side.keep_source(source, &event)).unwrap_or_default();
-        begun.map(|()| BegunStore { pieces, progress, source })
+        begun.map(|()| BegunStore { pieces, piece_bytes: self.piece_bytes, progress, source })
     }
 
     /// Queues a copy of a part of the source to staging memory, after the event `ready`. When the copy is done, the
@@ -166,7 +169,7 @@ impl MoverShared {
             pieces.push(Arc::clone(&piece));
             write.begin(piece, Arc::clone(&progress), room);
         }
-        Ok(BegunStore { pieces, progress, source: Arc::default() })
+        Ok(BegunStore { pieces, piece_bytes: self.piece_bytes, progress, source: Arc::default() })
     }
 
     /// Allocates staging memory for a piece. If there is none, waits for writes to disk that will free some.

@@ -26,6 +26,8 @@ pub(super) struct StoredInner {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) pieces: Vec<Arc<StoredPiece>>,
+    /// The size of each piece but the last.
+    pub(super) piece_bytes: usize,
     /// The pieces still to be written to disk, the first error, and the last event of copies out of a device.
     pub(super) progress: Arc<Progress>,
     /// The source on a device, until the program has waited for the copies. Empty for a source in host memory, which
