@@ -11,6 +11,7 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use tenure::core::{DType, Device, Storage};
+use tenure::offload::Position;
 use tenure_device::exchange;
 
 use crate::errors::complaint;
@@ -90,6 +91,7 @@ struct ShimTable {
     begin: unsafe extern "C" fn(NonNull<c_void>, *const usize, usize),
     listen: unsafe extern "C" fn(Option<NonNull<c_void>>, u64),
     sequence: extern "C" fn() -> i64,
+    node_sequence: extern "C" fn() -> i64,
     enter_hooks: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Option<NonNull<c_void>>,
     leave_hooks: unsafe extern "C" fn(NonNull<c_void>),
     set_hooks: unsafe extern "C" fn(NonNull<c_void>, bool),
@@ -139,6 +141,14 @@ impl Shim {
     /// backward, and in a thread without hooks of saved tensors.
     pub(crate) fn sequence(self) -> Option<u64> {
         u64::try_from((self.0.sequence)()).ok()
+    }
+
+    /// Returns where this thread is: in forward by its [sequence number](Self::sequence), in backward by that of the
+    /// operation whose gradient it computes.
+    pub(crate) fn position(self) -> Position {
+        let node = || u64::try_from((self.0.node_sequence)()).ok();
+        let forward = self.sequence().map(Position::Forward);
+        forward.or_else(|| node().map(Position::Backward)).unwrap_or(Position::Unknown)
     }
 
     /// Switches this thread's hooks of saved tensors on or off, if it has entered only one pair.

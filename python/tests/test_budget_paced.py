@@ -163,6 +163,38 @@ def test_a_step_that_differs_from_its_plan_has_the_same_numbers(
     assert steps[-1].is_planned and moved[-1] > 0, "and so do later ones"
 
 
+class Routed(nn.Module):
+    """Layers that send each row to one of some experts: their sizes depend on data, and some are too small to count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.Tanh(), nn.Linear(3 * WIDTH, WIDTH)) for _ in range(12)
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        for number, expert in enumerate(self.experts):
+            # Some 2000 rows of 512 bytes, more or less.
+            chosen = torch.where((x[:, number] * 1e4).sin() > 0.05 * (number % 3 - 1))[0]
+            x = x.index_add(0, chosen, expert(x[chosen]).tanh())
+        return x
+
+
+def test_a_step_whose_sizes_depend_on_data_follows_its_plan(tmp_path: Path) -> None:
+    def made() -> Any:
+        torch.manual_seed(0)
+        return Routed()
+
+    expected, _ = trained(None, None, made())
+    model = made()
+    with tenure.torch.budget(model, 40 * MIB, spill=tmp_path, spill_bytes=256 * MIB) as budget:
+        found, reports = trained(None, budget, model)
+    assert found == expected
+    # A step's report is that of the step before.
+    for report in reports[4:]:
+        assert report.is_planned and report.spilled_bytes + report.recomputed_bytes > 0, reports
+
+
 def test_functions_that_allow_no_hooks_run_in_all_steps(tmp_path: Path) -> None:
     expected, _ = trained(None)
     weight, rows = torch.ones(WIDTH, requires_grad=False), torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)

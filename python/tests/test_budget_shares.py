@@ -53,6 +53,18 @@ class Logits(nn.Module):
         return self.head(x).log_softmax(-1)
 
 
+class Repeated(nn.Module):
+    """Layers over as many copies of a batch as are told for each call."""
+
+    def __init__(self, times: Iterable[int]) -> None:
+        super().__init__()
+        self.layers = stack()
+        self.times = iter(times)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x.repeat(next(self.times), 1))
+
+
 def stack() -> Any:
     return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
 
@@ -181,6 +193,16 @@ def test_a_share_refuses_no_step_whose_larger_need_can_not_leave(tmp_path: Path)
         least, total = budget.least_bytes, budget.bytes
     assert least is not None and total is not None and least <= total
     assert found == train(seeded(Logits), sizes)
+
+
+@pytest.mark.parametrize("share", ["60%", "100%"])
+@pytest.mark.parametrize("times", [[2] * 4 + [4] * 3, [2] * 4 + [3, 2, 7]])
+def test_a_share_refuses_no_step_that_takes_more_than_its_plan(share: str, times: list[int], tmp_path: Path) -> None:
+    expected = train(seeded(lambda: Repeated(times)), [1] * len(times))
+    model = seeded(lambda: Repeated(times))
+    with tenure.torch.budget(model, share, spill=tmp_path, spill_bytes=512 * MIB) as budget:
+        found = train(model, [1] * len(times), budget=budget)
+    assert found == expected
 
 
 def test_work_outside_of_steps_may_take_more_than_a_share(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Operations(Structure):
         ("begin", CFUNCTYPE(None, c_void_p, POINTER(c_size_t), c_size_t)),
         ("listen", CFUNCTYPE(None, c_void_p, c_uint64)),
         ("sequence", CFUNCTYPE(c_int64)),
+        ("node_sequence", CFUNCTYPE(c_int64)),
         # Functions for hooks, which test_budget.py tests.
         ("hooks", c_void_p * 6),
         ("run", CFUNCTYPE(c_void_p, c_void_p, c_size_t, POINTER(c_void_p), POINTER(Bytes))),

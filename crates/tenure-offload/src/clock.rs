@@ -19,8 +19,10 @@ pub(crate) struct IntervalClock {
     spans: Vec<(usize, Mark, Mark)>,
     /// The nanoseconds that the host took to ask for the work of each interval. Empty without a lead.
     asked_ns: Vec<u64>,
-    /// The moment at which the host began to ask for the work of the current interval.
+    /// The moment since which the host asks for the work of the current interval.
     asking: Option<Instant>,
+    /// How long it asked for that work before the last pause.
+    asked: Duration,
     /// The number of intervals that have ended.
     ended: usize,
     /// The begin of the current interval, or of its part since a pause.
@@ -50,6 +52,7 @@ impl IntervalClock {
             spans: Vec::new(),
             asked_ns: Vec::new(),
             asking: None,
+            asked: Duration::ZERO,
             ended: 0,
             began: None,
             lead: Duration::ZERO,
@@ -72,9 +75,7 @@ impl IntervalClock {
             let lead = self.lead;
             stream.host_function(move || thread::sleep(lead))?;
         }
-        self.began = Some(self.now(stream)?);
-        self.asking = (!self.lead.is_zero()).then(|| (self.host_time)());
-        Ok(())
+        self.resume(stream)
     }
 
     /// Returns whether the device has passed the end of the last interval.
@@ -85,8 +86,8 @@ impl IntervalClock {
     /// Ends the interval.
     pub(crate) fn end(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         if !self.lead.is_zero() {
-            let asked = self.asking.take().map_or(Duration::ZERO, |since| (self.host_time)() - since);
-            self.asked_ns.push(asked.as_nanos() as u64);
+            self.stop_asking();
+            self.asked_ns.push(std::mem::take(&mut self.asked).as_nanos() as u64);
         }
         let end = self.now(stream)?;
         let began = match self.began.take() {
@@ -105,8 +106,14 @@ impl IntervalClock {
         Ok(())
     }
 
+    /// Adds the time since the host began to ask for work, if it does.
+    fn stop_asking(&mut self) {
+        self.asked += self.asking.take().map_or(Duration::ZERO, |since| (self.host_time)() - since);
+    }
+
     /// Pauses the interval: time until it is [resumed](Self::resume) does not count.
     pub(crate) fn pause(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        self.stop_asking();
         if let Some(began) = self.began.take() {
             self.spans.push((self.ended, began, self.now(stream)?));
         }
@@ -116,6 +123,7 @@ impl IntervalClock {
     /// Resumes the interval after a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.began = Some(self.now(stream)?);
+        self.asking = (!self.lead.is_zero()).then(|| (self.host_time)());
         Ok(())
     }
 

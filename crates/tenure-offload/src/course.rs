@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tenure_tier::codec::Choice;
@@ -63,6 +64,8 @@ pub(crate) struct Planned {
     pub(crate) needed_bytes: Vec<u64>,
     /// The timetable, if the step's pace was measured.
     pub(crate) timetable: Option<Timetable>,
+    /// Whether a step has followed the plan.
+    pub(crate) is_tried: AtomicBool,
 }
 
 impl Course {

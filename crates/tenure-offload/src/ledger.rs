@@ -133,20 +133,19 @@ impl Ledger {
         }
     }
 
-    /// In a measured step, pauses the clock and the peak of the current interval until [`resume`](Self::resume), since
-    /// making room is no part of it. Returns whether the step is measured.
-    pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<bool, OffloadError> {
-        let Course::Measured(measured) = &mut self.course else { return Ok(false) };
-        measured.other_bytes(memory.take_peak());
-        measured.clock.pause(stream)?;
-        Ok(true)
+    /// In a step that is measured or timed, pauses the clock and the peak of the current interval until
+    /// [`resume`](Self::resume), since making room is no part of it.
+    pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        if let Course::Measured(measured) = &mut self.course {
+            measured.other_bytes(memory.take_peak());
+        }
+        Ok(self.course.clock().map_or(Ok(()), |clock| clock.pause(stream))?)
     }
 
     /// Ends a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.begin_peak(memory);
-        let Course::Measured(measured) = &mut self.course else { return Ok(()) };
-        Ok(measured.clock.resume(stream)?)
+        Ok(self.course.clock().map_or(Ok(()), |clock| clock.resume(stream))?)
     }
 
     /// Removes the spills that have ended and whose source the mover has released. Returns whether there was one.

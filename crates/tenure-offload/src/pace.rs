@@ -19,9 +19,8 @@ use crate::schedule::Schedule;
 /// A front end whose program's allocations are counted by an
 /// [`AllocationClock`](tenure_device::allocation_clock::AllocationClock).
 pub trait PacedFrontEnd: Send + Sync {
-    /// Returns a number of the calling thread that grows with each operation that is no part of another operation. None
-    /// in a thread whose work cannot be [watched](Self::watch) from here on, as in backward.
-    fn sequence(&self) -> Option<u64>;
+    /// Returns where the calling thread is.
+    fn position(&self) -> Position;
 
     /// Returns whether only one thread of the program works within the budget. If several do, their steps interleave, so
     /// that no step is like another.
@@ -36,6 +35,58 @@ pub trait PacedFrontEnd: Send + Sync {
     /// Moves at least `bytes` of the program's state to zero-copy memory, if there are so many, and tells the engine how
     /// many [stay](crate::Engine::set_state_bytes). Returns whether some left. It is called between steps.
     fn release_state(&self, bytes: u64) -> bool;
+}
+
+/// Where a thread of the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// In forward, where the thread can be [watched](PacedFrontEnd::watch). Its *sequence number* grows with each operation
+    /// that is no part of another operation.
+    Forward(u64),
+    /// In backward, in the operation that belongs to the one of this sequence number. The thread cannot be watched.
+    Backward(u64),
+    /// The thread cannot be watched, and the front end does not know more.
+    Unknown,
+}
+
+impl Position {
+    /// Returns the sequence number, in forward.
+    pub(crate) fn sequence(self) -> Option<u64> {
+        match self {
+            Self::Forward(sequence) => Some(sequence),
+            Self::Backward(_) | Self::Unknown => None,
+        }
+    }
+
+    /// Returns the position in a step whose sequence numbers begin at `to`, of one in a step where they begin at `from`.
+    fn moved(self, from: u64, to: u64) -> Self {
+        let moved = |sequence: u64| sequence.wrapping_sub(from).wrapping_add(to);
+        match self {
+            Self::Forward(sequence) => Self::Forward(moved(sequence)),
+            Self::Backward(sequence) => Self::Backward(moved(sequence)),
+            Self::Unknown => Self::Unknown,
+        }
+    }
+
+    /// Returns whether a step is at this position before it is at another. Backward goes through the operations in
+    /// reverse.
+    fn is_before(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Forward(own), Self::Forward(other)) => own < other,
+            (Self::Backward(own), Self::Backward(other)) => own > other,
+            (Self::Forward(_), Self::Backward(_)) => true,
+            (Self::Backward(_), Self::Forward(_)) | (Self::Unknown, _) | (_, Self::Unknown) => false,
+        }
+    }
+}
+
+/// The place of an allocation among the ticks of the measured step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TickPlace {
+    /// It is the tick of this number.
+    At(u64),
+    /// It is none of them, and comes before the one of this number.
+    Before(u64),
 }
 
 /// The part of a thread's work that the front end reports.
@@ -87,8 +138,10 @@ pub(crate) struct Pace {
     pub(crate) saves: HashMap<SavePosition, SavedIndex>,
     /// The operations, in order.
     pub(crate) operations: Vec<PacedOperation>,
-    /// The sequence number at each tick.
-    pub(crate) sequences: Vec<Option<u64>>,
+    /// The position at each tick.
+    positions: Vec<Position>,
+    /// The sequence number at the beginning of the step.
+    begin: u64,
     /// The bytes of each tick before the last event. Those of the optimizer, for example, come after it.
     pub(crate) sizes: Arc<[usize]>,
 }
@@ -104,16 +157,44 @@ impl Pace {
         self.events == other.events && self.saves == other.saves
     }
 
+    /// Returns the place of an allocation of this size, in a step whose sequence numbers begin at `begin`. Tick number `now`
+    /// was next. None if the step is too far from the measured one.
+    pub(crate) fn place(&self, now: u64, bytes: usize, position: Position, begin: u64) -> Option<TickPlace> {
+        /// The most ticks that may be missing, or too many, at a time.
+        const MOST: usize = 256;
+        let position = position.moved(begin, self.begin);
+        let now = (now as usize).min(self.positions.len());
+        let near = now.saturating_sub(MOST)..self.positions.len().min(now + MOST);
+        let same = near.clone().filter(|tick| self.positions[*tick] == position && position != Position::Unknown);
+        let nearest = same.min_by_key(|tick| (self.sizes.get(*tick) != Some(&bytes), tick.abs_diff(now)));
+        if let Some(tick) = nearest {
+            return Some(TickPlace::At(tick as u64));
+        }
+        let after = near.clone().find(|tick| position.is_before(self.positions[*tick]))?;
+        Some(TickPlace::Before(after as u64))
+    }
+
+    /// Returns whether a thread at this position may be at tick number `tick`: both are in forward, or neither is.
+    fn may_be_at(&self, tick: u64, position: Position) -> bool {
+        let measured = self.positions.get(tick as usize);
+        measured.is_none_or(|measured| measured.sequence().is_some() == position.sequence().is_some())
+    }
+
+    /// Returns the sequence number at a tick, in forward.
+    fn sequence_at(&self, tick: u64) -> Option<u64> {
+        self.positions.get(tick as usize)?.sequence()
+    }
+
     /// Returns the last tick before tick number `tick` at which `may_begin` holds for the sequence number.
     fn last_before(&self, tick: u64, may_begin: impl Fn(u64) -> bool) -> Option<u64> {
-        let before = &self.sequences[..self.sequences.len().min(tick as usize)];
-        before.iter().rposition(|sequence| sequence.is_some_and(&may_begin)).map(|tick| tick as u64)
+        let before = &self.positions[..self.positions.len().min(tick as usize)];
+        before.iter().rposition(|position| position.sequence().is_some_and(&may_begin)).map(|tick| tick as u64)
     }
 
     /// Returns the first tick, from number `tick` on, in a thread that can be watched. `u64::MAX` if there is none.
     fn first_from(&self, tick: u64) -> u64 {
-        let later = self.sequences.iter().enumerate().skip(tick as usize);
-        later.into_iter().find(|(_, sequence)| sequence.is_some()).map_or(u64::MAX, |(tick, _)| tick as u64)
+        let later = self.positions.iter().enumerate().skip(tick as usize);
+        later.into_iter().find(|(_, position)| position.sequence().is_some()).map_or(u64::MAX, |(tick, _)| tick as u64)
     }
 
     /// Returns the span of ticks in which to report saves, so that those after `tick` ticks are.
@@ -131,7 +212,7 @@ impl Pace {
     /// Returns the number of the first operation that is reported if reports begin at a tick.
     fn first_reported(&self, tick: u64) -> usize {
         let later = self.operations.partition_point(|operation| operation.began <= tick);
-        let sequence = self.sequences[tick as usize].unwrap_or(0);
+        let sequence = self.sequence_at(tick).unwrap_or(0);
         let seen = self.operations[later..].iter().position(|operation| operation.sequence > sequence);
         seen.map_or(self.operations.len(), |seen| later + seen)
     }
@@ -150,7 +231,8 @@ pub(crate) struct PaceMeter {
 
 impl PaceMeter {
     pub(crate) fn new(clock: &'static AllocationClock, front_end: Arc<dyn PacedFrontEnd>) -> Self {
-        let (pace, counter, operation, sizes) = Default::default();
+        let (counter, operation, sizes) = Default::default();
+        let pace = Pace { begin: front_end.position().sequence().unwrap_or(0), ..Pace::default() };
         Self { clock, front_end, pace, counter, operation, sizes }
     }
 
@@ -161,7 +243,7 @@ impl PaceMeter {
 
     /// Notes that the front end is about to ask for an operation.
     pub(crate) fn begin_operation(&mut self) {
-        let sequence = self.front_end.sequence().unwrap_or(0);
+        let sequence = self.front_end.position().sequence().unwrap_or(0);
         self.operation = PacedOperation { began: self.clock.now(), ended: 0, sequence };
     }
 
@@ -191,11 +273,11 @@ impl PaceMeter {
         pace
     }
 
-    /// Notes a tick, in a thread with this sequence number.
-    pub(crate) fn tick(&mut self, tick: Tick, sequence: Option<u64>) {
+    /// Notes a tick, in a thread at this position.
+    pub(crate) fn tick(&mut self, tick: Tick, position: Position) {
         // If two threads allocate at once, one may come too late.
-        self.pace.sequences.resize(tick.number as usize, None);
-        self.pace.sequences.push(sequence);
+        self.pace.positions.resize(tick.number as usize, Position::Unknown);
+        self.pace.positions.push(position);
         self.sizes.resize(tick.number as usize, 0);
         self.sizes.push(tick.bytes);
     }
@@ -347,11 +429,54 @@ pub(crate) struct Paced {
     all_since: Option<u64>,
     /// The number of events before the end of each group of intervals that was timed.
     timed: Vec<usize>,
+    /// The sequence number at the beginning of the step.
+    begin: u64,
+    /// The bytes by which the allocations of forward may still be larger than those of the measured step, all together.
+    more_bytes: i64,
+    /// Whether an allocation differed from that of the measured step, or may do so.
+    has_varied: bool,
 }
 
 impl Paced {
-    pub(crate) fn new(timetable: &Timetable) -> Self {
-        Self { operations_from: timetable.begins_with_operations.then_some(0), ..Self::default() }
+    /// Returns the state of a step that begins at this position, and in which allocations of forward may be larger by as
+    /// much as the reserve has. The sizes of an estimated step are not known.
+    pub(crate) fn new(timetable: &Timetable, position: Position, budget_bytes: u64, is_estimate: bool) -> Self {
+        let more_bytes = if is_estimate { u64::MAX } else { budget_bytes / RESERVE_PART };
+        Self {
+            operations_from: timetable.begins_with_operations.then_some(0),
+            begin: position.sequence().unwrap_or(0),
+            more_bytes: i64::try_from(more_bytes).unwrap_or(i64::MAX),
+            has_varied: is_estimate,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the place of a tick, in a thread at this position. Sizes may depend on the program's data, and with them which
+    /// allocations are large enough to count. None if the step does something else than the measured one, or takes much
+    /// more.
+    pub(crate) fn place(&mut self, pace: &Pace, tick: Tick, position: Position) -> Option<TickPlace> {
+        if tick.is_expected && pace.may_be_at(tick.number, position) {
+            return Some(TickPlace::At(tick.number));
+        }
+        if tick.is_expected && !self.has_varied {
+            // There are more operations, or fewer.
+            return None;
+        }
+        self.has_varied = true;
+        let place = pace.place(tick.number, tick.bytes, position, self.begin)?;
+        if let Position::Forward(_) = position {
+            let expected = match place {
+                TickPlace::At(number) => pace.sizes.get(number as usize).copied().unwrap_or(0),
+                TickPlace::Before(_) => 0,
+            };
+            self.more_bytes = self.more_bytes.saturating_add(expected as i64 - tick.bytes as i64);
+        }
+        (self.more_bytes >= 0).then_some(place)
+    }
+
+    /// Returns whether an allocation differed from that of the measured step, or may have done so.
+    pub(crate) fn has_varied(&self) -> bool {
+        self.has_varied
     }
 
     /// Returns the tick of the next stop.
@@ -418,5 +543,37 @@ impl Paced {
         let number = self.operation;
         self.operation += 1;
         self.operations_from.is_some() && timetable.repeated.contains(&number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_is_found_by_its_operation_and_not_by_its_size() {
+        let positions = vec![
+            Position::Forward(11),
+            Position::Forward(12),
+            Position::Forward(12),
+            Position::Forward(14),
+            Position::Backward(14),
+            Position::Backward(12),
+        ];
+        let pace = Pace { positions, begin: 10, sizes: [5, 6, 7, 8, 9, 3].into(), ..Pace::default() };
+        // The numbers of this step are larger by 90.
+        let place = |now, bytes, position| pace.place(now, bytes, position, 100);
+        assert_eq!(place(0, 50, Position::Forward(101)), Some(TickPlace::At(0)));
+        // Of two in one operation, the one of this size counts, or else the nearer one.
+        assert_eq!(place(1, 7, Position::Forward(102)), Some(TickPlace::At(2)));
+        assert_eq!(place(1, 4, Position::Forward(102)), Some(TickPlace::At(1)));
+        assert_eq!(place(3, 4, Position::Forward(102)), Some(TickPlace::At(2)));
+        // Some are too many, and some are missing.
+        assert_eq!(place(3, 9, Position::Forward(103)), Some(TickPlace::Before(3)));
+        assert_eq!(place(1, 9, Position::Backward(103)), Some(TickPlace::Before(5)));
+        assert_eq!(place(6, 9, Position::Backward(102)), Some(TickPlace::At(5)));
+        // Nothing comes after the last, and nothing is known of other threads.
+        assert_eq!(place(5, 9, Position::Backward(101)), None);
+        assert_eq!(place(5, 3, Position::Unknown), None);
     }
 }

@@ -12,8 +12,9 @@ use crate::error::OffloadError;
 use crate::identity::TensorId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
-use crate::pace::{PacedFrontEnd, Watched};
+use crate::pace::{PacedFrontEnd, TickPlace, Watched};
 use crate::place::{Recomputation, SavedHandle, TensorOwner};
+use crate::profiled::is_alike;
 
 /// In a step that follows no plan, the front end reports all saves and no operation.
 const ALL_SAVES: Watched = Watched { saves: true, operations_from: None };
@@ -52,7 +53,7 @@ impl EngineInner {
     }
 
     fn pass_tick(&self, front_end: &dyn PacedFrontEnd, tick: Tick) -> Result<(), OffloadError> {
-        let sequence = front_end.sequence();
+        let position = front_end.position();
         let stream = front_end.stream();
         let is_captured =
             stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
@@ -61,27 +62,43 @@ impl EngineInner {
         let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock } = &mut ledger.course
         else {
             if let Course::Measured(measured) = &mut ledger.course {
-                measured.pace.iter_mut().for_each(|pace| pace.tick(tick, sequence));
+                measured.pace.iter_mut().for_each(|pace| pace.tick(tick, position));
             }
             self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick.number)));
             return Ok(());
         };
         let (Some(pace), Some(timetable)) = (&profiled.pace, &planned.timetable) else { return Ok(()) };
         // Copies of the plan would become a part of a CUDA graph.
-        if !tick.is_expected || is_captured {
-            self.leave_plan(ledger);
-            return Ok(());
-        }
-        let before = std::mem::replace(events, pace.passed(tick.number).max(*events));
+        let place = if is_captured { None } else { paced.place(pace, tick, position) };
+        let number = match place {
+            None => {
+                self.leave_plan(ledger);
+                return Ok(());
+            }
+            Some(TickPlace::At(number)) if number == tick.number => number,
+            Some(TickPlace::At(number)) => {
+                self.allocation_clock().go_on_at(number + 1);
+                number
+            }
+            Some(TickPlace::Before(number)) => {
+                self.allocation_clock().go_on_at(number);
+                let Some(before) = number.checked_sub(1) else {
+                    self.allocation_clock().set_alarm(ledger.course.next_alarm(None));
+                    return Ok(());
+                };
+                before
+            }
+        };
+        let before = std::mem::replace(events, pace.passed(number).max(*events));
         let points = before..*events;
         let actions = points.clone().flat_map(|point| profiled.with_ids(planned.schedule.at(point), first)).collect();
-        let watched = paced.pass(timetable, tick.number, sequence);
+        let watched = paced.pass(timetable, number, position.sequence());
         let is_timed = clock.is_some() && !points.is_empty();
         if is_timed && let Some(clock) = clock {
             clock.end(stream.as_ref())?;
             paced.note_timed(*events);
         }
-        self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(tick.number)));
+        self.allocation_clock().set_alarm(ledger.course.next_alarm(Some(number)));
         if watched.is_some() || !points.is_empty() {
             self.take_actions(ledger, actions)?;
         } else {
@@ -99,6 +116,7 @@ impl EngineInner {
         let course = std::mem::replace(&mut ledger.course, Course::Free);
         drop(ledger);
         drop(course);
+        self.allocation_clock().compare_no_more();
         self.paced.get().into_iter().for_each(|front_end| front_end.watch(ALL_SAVES));
     }
 
@@ -161,10 +179,15 @@ impl EngineInner {
         let Some(index) = index else { return Ok(None) };
         let saved = &profiled.profile.saved()[index.0];
         let name = saved.key.clone();
-        let is_expected = profiled.is_size(saved.bytes, storage.bytes() as u64);
         let id = TensorId::in_step(first, index);
+        let bytes = storage.bytes() as u64;
+        let has_varied = paced.has_varied();
+        let is_expected = if has_varied { is_alike(saved.bytes, bytes) } else { profiled.is_size(saved.bytes, bytes) };
         if !is_expected || ledger.tensors.contains_key(&id) {
-            self.leave_plan(ledger);
+            // Where sizes depend on data, it may be another tensor.
+            if !has_varied {
+                self.leave_plan(ledger);
+            }
             return Ok(None);
         }
         if let Some(error) = ledger.failure.take() {

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,17 @@ use crate::schedule::Schedule;
 /// milliseconds.
 const MANY_INTERVALS: usize = 256;
 
-/// Plans leave at most one part in this many of the budget free for the intermediate results of recomputation.
+/// Plans leave at most one part in this many of the budget free for intermediate results of recomputed tensors.
 const RECOMPUTING_PART: u64 = 8;
+
+/// Whether a plan has to leave spare bytes free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spare {
+    /// If it cannot, some of the program's state is to leave.
+    Needed,
+    /// It does if it can.
+    Optional,
+}
 
 impl EngineInner {
     /// Returns the plan of a step, and makes it first if there is none. If the plan is outdated, makes another: at
@@ -36,11 +46,16 @@ impl EngineInner {
         self: &Arc<Self>,
         cached: &CachedPlan,
         budget_bytes: u64,
+        spare: Spare,
     ) -> Result<Arc<Planned>, OffloadError> {
         let CachedPlan { key, profiled, planned, is_outdated } = cached;
         match planned {
             Some(planned) if !is_outdated => Ok(Arc::clone(planned)),
             Some(planned) if profiled.profile.intervals() >= MANY_INTERVALS => {
+                if spare == Spare::Needed {
+                    let spare_bytes = self.ledger.lock().spare_bytes;
+                    self.problem(&profiled.profile, budget_bytes, spare_bytes)?;
+                }
                 let is_planning = std::mem::replace(&mut self.ledger.lock().is_planning, true);
                 if !is_planning {
                     let inner = Arc::clone(self);
@@ -48,7 +63,7 @@ impl EngineInner {
                     let profiled = Arc::clone(profiled);
                     let spawned = thread::Builder::new().name("tenure-plan".into()).spawn(move || {
                         // If there is no new plan, steps go on with the old one.
-                        let _ = inner.make_plan(key, &profiled, budget_bytes);
+                        let _ = inner.make_plan(key, &profiled, budget_bytes, Spare::Optional);
                         inner.ledger.lock().is_planning = false;
                     });
                     if spawned.is_err() {
@@ -57,7 +72,7 @@ impl EngineInner {
                 }
                 Ok(Arc::clone(planned))
             }
-            _ => self.make_plan(*key, profiled, budget_bytes),
+            _ => self.make_plan(*key, profiled, budget_bytes, spare),
         }
     }
 
@@ -67,8 +82,9 @@ impl EngineInner {
         key: StepKey,
         profiled: &Arc<Profiled>,
         budget_bytes: u64,
+        spare: Spare,
     ) -> Result<Arc<Planned>, OffloadError> {
-        let planned = Arc::new(self.plan(profiled, budget_bytes)?);
+        let planned = Arc::new(self.plan(profiled, budget_bytes, spare)?);
         self.memory.release_cached()?;
         let mut ledger = self.ledger.lock();
         if ledger.budget_bytes.unwrap_or(u64::MAX) == budget_bytes {
@@ -77,8 +93,8 @@ impl EngineInner {
         Ok(planned)
     }
 
-    /// Makes a plan for steps like a measured one. Leaves spare bytes free if the budget allows.
-    fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
+    /// Makes a plan for steps like a measured one.
+    fn plan(&self, profiled: &Profiled, budget_bytes: u64, spare: Spare) -> Result<Planned, OffloadError> {
         let EngineOptions { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
         let plan = |spare_bytes| {
@@ -98,17 +114,32 @@ impl EngineInner {
             let repeated = profiled.repeated(&schedule);
             let needed_bytes = schedule.needed_bytes(profile);
             let watched_intervals = profiled.intervals_to_watch(&repeated);
-            let room_bytes = reclaim::room_bytes(budget_bytes.saturating_sub(self.ledger.lock().aside_bytes));
+            let limit_bytes = budget_bytes.saturating_sub(self.ledger.lock().aside_bytes);
+            let left_bytes = limit_bytes.saturating_sub(self.memory.slack_bytes() + spare_bytes);
+            let lacking_bytes = schedule.lacking_bytes(profile, &needed_bytes, left_bytes);
+            let room_bytes = reclaim::room_bytes(limit_bytes);
             let timetable = profiled.pace.as_ref().map(|pace| {
                 let releases = schedule.releases(profile, &needed_bytes, room_bytes);
                 Timetable::of(profiled, pace, &schedule, &repeated, &releases, budget_bytes)
             });
-            Ok(Planned { schedule, predicted, repeated, watched_intervals, needed_bytes, timetable })
+            let is_tried = AtomicBool::new(false);
+            let planned =
+                Planned { schedule, predicted, repeated, watched_intervals, needed_bytes, timetable, is_tried };
+            Ok((planned, lacking_bytes.min(budget_bytes / RECOMPUTING_PART)))
         };
-        let recomputing_bytes = profile.recomputing_bytes().min(budget_bytes / RECOMPUTING_PART);
-        let spare_bytes = self.ledger.lock().spare_bytes.max(recomputing_bytes);
+        let spare_bytes = self.ledger.lock().spare_bytes;
         // Without spare bytes, room is made when an allocation finds none.
-        plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
+        let can_do_without = |bytes| spare == Spare::Optional && bytes > 0;
+        let first = plan(spare_bytes).or_else(|error| if can_do_without(spare_bytes) { plan(0) } else { Err(error) });
+        let (planned, lacking_bytes) = first?;
+        if lacking_bytes == 0 {
+            return Ok(planned);
+        }
+        match plan(spare_bytes + lacking_bytes) {
+            Ok((roomier, _)) => Ok(roomier),
+            Err(_) if can_do_without(lacking_bytes) => Ok(planned),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the error for a step that the planner found no plan for.

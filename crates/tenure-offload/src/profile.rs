@@ -59,6 +59,13 @@ pub struct Recipe {
     pub time_ns: u64,
 }
 
+impl ProfiledTensor {
+    /// Returns an estimate of the bytes that recomputing the tensor takes for intermediate results.
+    pub(crate) fn intermediate_bytes(&self) -> u64 {
+        self.recipe.as_ref().map_or(0, |recipe| self.bytes * recipe.operations.saturating_sub(1))
+    }
+}
+
 impl Recipe {
     /// Returns the recipe for the planning problem, whose first tensors are the saved ones. Adds `launch_ns` for each
     /// operation.
@@ -275,15 +282,6 @@ impl Profile {
         saved + self.residents.iter().map(|resident| resident.bytes).sum::<u64>()
     }
 
-    /// Returns an estimate of the most bytes that recomputing any tensor takes for intermediate results.
-    pub(crate) fn recomputing_bytes(&self) -> u64 {
-        let intermediate_bytes = self.saved.iter().filter_map(|saved| {
-            let recipe = saved.recipe.as_ref()?;
-            Some(saved.bytes * recipe.operations.saturating_sub(1))
-        });
-        intermediate_bytes.max().unwrap_or(0)
-    }
-
     /// Removes the compression of all tensors, so that plans do not count on it.
     pub(crate) fn forget_compression(&mut self) {
         self.saved.iter_mut().for_each(|saved| saved.compression = None);
@@ -450,8 +448,17 @@ impl Profile {
         for ProfiledTensor { key, at, .. } in &self.saved {
             name(*at, &|| format!("while \"{key}\" is computed"));
         }
+        let last = self.intervals.len().saturating_sub(1);
         for ProfiledTensor { key, needs, .. } in &self.saved {
-            needs.iter().for_each(|point| name(point + 1, &|| format!("in the backward pass, when it uses \"{key}\"")));
+            needs.iter().for_each(|point| {
+                name(point + 1, &|| {
+                    if point + 1 == last {
+                        format!("after the backward pass uses \"{key}\", as in the optimizer's step")
+                    } else {
+                        format!("in the backward pass, when it uses \"{key}\"")
+                    }
+                });
+            });
         }
         for ProfiledResident { key, used, .. } in &self.residents {
             used.iter().for_each(|interval| name(*interval, &|| format!("when the optimizer uses \"{key}\"")));

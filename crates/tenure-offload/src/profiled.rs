@@ -69,11 +69,7 @@ impl Profiled {
 
     /// Returns whether a saved tensor has the size that was measured, or one like that which was estimated.
     pub(crate) fn is_size(&self, expected_bytes: u64, bytes: u64) -> bool {
-        if self.is_estimate {
-            (expected_bytes / 2..=2 * expected_bytes).contains(&bytes)
-        } else {
-            bytes == expected_bytes
-        }
+        if self.is_estimate { is_alike(expected_bytes, bytes) } else { bytes == expected_bytes }
     }
 
     /// Returns the measurement as if the step had begun with so many bytes of the program's state in memory.
@@ -154,6 +150,11 @@ impl Profiled {
             Some(resident) => self.residents[resident],
         }
     }
+}
+
+/// Returns whether two sizes may be those of one tensor, in steps whose sizes differ.
+pub(crate) fn is_alike(expected_bytes: u64, bytes: u64) -> bool {
+    (expected_bytes / 2..=2 * expected_bytes).contains(&bytes)
 }
 
 /// The operations of a measured step.

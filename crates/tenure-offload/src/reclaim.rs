@@ -24,11 +24,9 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
             return Ok(true);
         }
         inner.watch_all();
-        let is_measured = inner.ledger.lock().pause(&inner.memory, stream.as_ref())?;
+        inner.ledger.lock().pause(&inner.memory, stream.as_ref())?;
         let made = release_or_evict(inner);
-        if is_measured {
-            inner.ledger.lock().resume(&inner.memory, stream.as_ref())?;
-        }
+        inner.ledger.lock().resume(&inner.memory, stream.as_ref())?;
         Ok(made)
     })();
     made.unwrap_or_else(|error| {
@@ -78,8 +76,9 @@ fn release_or_evict(inner: &EngineInner) -> bool {
             }
             ledger = inner.ledger.lock();
         }
-        // An update has zero-copy memory, and a planned step keeps to its budget.
-        let may_lift = !ledger.is_updating && !matches!(ledger.course, Course::Planned { .. });
+        // Where there is zero-copy memory, it serves updates and planned steps.
+        let can_overflow = inner.mover.zero_copy().is_some() && matches!(ledger.course, Course::Planned { .. });
+        let may_lift = !ledger.is_updating && !can_overflow;
         drop(ledger);
         let is_lifted = may_lift && inner.lift_limit();
         ledger = inner.ledger.lock();

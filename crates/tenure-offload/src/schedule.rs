@@ -38,17 +38,20 @@ pub struct Schedule {
     begin: Vec<(usize, OffloadAction)>,
     /// The actions by point. A tensor's number is that in the problem: saved tensors by index, then residents.
     points: Vec<Vec<(usize, OffloadAction)>>,
+    /// The intervals before which dropped tensors are recomputed, each with a tensor. They are no actions: a dropped tensor
+    /// is recomputed when it is needed, also to recompute another.
+    recomputed: Vec<(usize, usize)>,
 }
 
 impl Schedule {
-    /// Returns the schedule of a plan for the profile's problem. It has no action for recomputing: a dropped tensor is
-    /// recomputed when it is needed.
+    /// Returns the schedule of a plan for the profile's problem.
     pub fn of(profile: &Profile, plan: &Plan) -> Self {
         let saved = profile.saved();
         let residents = saved.len()..saved.len() + profile.residents();
         let mut begin: Vec<_> =
             residents.clone().map(|tensor| (tensor, OffloadAction::to_tier(plan.places[tensor]))).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
+        let mut recomputed = Vec::new();
         for step in &plan.steps {
             // Kernel `n` is the interval that begins at point `n - 1`. Its outputs exist from point `n`, where it ends.
             let begins = match saved.get(step.tensor) {
@@ -61,11 +64,15 @@ impl Schedule {
             let (point, action) = match step.action {
                 plan::PlanAction::Move { to } => (begins, OffloadAction::to_tier(to)),
                 plan::PlanAction::Drop => (Some(step.kernel), OffloadAction::Drop),
-                plan::PlanAction::Recompute { .. } => continue,
+                plan::PlanAction::Recompute { .. } => {
+                    recomputed.push((step.kernel, step.tensor));
+                    continue;
+                }
             };
             point.map_or(&mut begin, |point| &mut points[point]).push((step.tensor, action));
         }
-        Self { begin, points }
+        recomputed.sort_unstable();
+        Self { begin, points, recomputed }
     }
 
     /// Returns the actions before the first point.
@@ -81,16 +88,21 @@ impl Schedule {
         let mut since: Vec<Option<usize>> = saved.chain((0..profile.residents()).map(|_| Some(0))).collect();
         // The ranges of intervals in which each tensor was in memory before.
         let mut in_memory: Vec<Vec<Range<usize>>> = vec![Vec::new(); since.len()];
-        let begin = self.begin.iter().map(|action| (0, action));
+        let begin = self.begin.iter().map(|(tensor, action)| (0, *tensor, Some(*action)));
         let points = self.points.iter().enumerate();
-        let later = points.flat_map(|(point, actions)| actions.iter().map(move |action| (point + 1, action)));
-        for (interval, (tensor, action)) in begin.chain(later) {
+        let later = points.flat_map(|(point, actions)| {
+            actions.iter().map(move |(tensor, action)| (point + 1, *tensor, Some(*action)))
+        });
+        let recomputed = self.recomputed.iter().map(|(interval, tensor)| (*interval, *tensor, None));
+        let mut changes: Vec<_> = begin.chain(later).chain(recomputed).collect();
+        changes.sort_by_key(|(interval, ..)| *interval);
+        for (interval, tensor, action) in changes {
             match action {
-                OffloadAction::Fetch => {
-                    since[*tensor].get_or_insert(interval);
+                None | Some(OffloadAction::Fetch) => {
+                    since[tensor].get_or_insert(interval);
                 }
-                OffloadAction::Spill { .. } | OffloadAction::Drop => {
-                    in_memory[*tensor].extend(since[*tensor].take().map(|since| since..interval));
+                Some(OffloadAction::Spill { .. } | OffloadAction::Drop) => {
+                    in_memory[tensor].extend(since[tensor].take().map(|since| since..interval));
                 }
             }
         }
@@ -109,6 +121,15 @@ impl Schedule {
             }
         }
         needed
+    }
+
+    /// Returns the bytes by which intermediate results of recomputed tensors exceed `room_bytes` at most, beside what each
+    /// interval needs.
+    pub(crate) fn lacking_bytes(&self, profile: &Profile, needed_bytes: &[u64], room_bytes: u64) -> u64 {
+        let taken = self.recomputed.iter().filter_map(|(interval, tensor)| {
+            Some(needed_bytes.get(*interval)? + profile.saved().get(*tensor)?.intermediate_bytes())
+        });
+        taken.max().unwrap_or(0).saturating_sub(room_bytes)
     }
 
     /// Returns those of the `saved` saved tensors that the schedule moves or drops.
@@ -161,6 +182,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::Recipe;
 
     #[test]
     fn intervals_need_what_was_saved_until_it_leaves_and_from_when_it_comes_back() {
@@ -173,12 +195,19 @@ mod tests {
         let schedule = |actions: &[(usize, OffloadAction)]| {
             let mut points = vec![Vec::new(); 5];
             actions.iter().for_each(|(point, action)| points[*point].push((first.0, *action)));
-            Schedule { begin: Vec::new(), points }
+            Schedule { begin: Vec::new(), points, recomputed: Vec::new() }
         };
         let spill = OffloadAction::Spill { link: 0 };
         assert_eq!(schedule(&[]).needed_bytes(&profile), [60, 21, 23, 19, 10]);
         assert_eq!(schedule(&[(1, spill), (2, OffloadAction::Fetch)]).needed_bytes(&profile), [60, 21, 13, 19, 10]);
-        // A dropped tensor is recomputed where it is needed.
-        assert_eq!(schedule(&[(1, OffloadAction::Drop)]).needed_bytes(&profile), [60, 21, 13, 9, 10]);
+        // A dropped tensor is recomputed where it is needed, or before, to recompute another.
+        let mut dropped = schedule(&[(1, OffloadAction::Drop)]);
+        assert_eq!(dropped.needed_bytes(&profile), [60, 21, 13, 9, 10]);
+        dropped.recomputed = vec![(3, first.0)];
+        let needed = dropped.needed_bytes(&profile);
+        assert_eq!(needed, [60, 21, 13, 19, 10]);
+        // Of three operations, two make intermediate results of the tensor's size.
+        profile.saved_mut(first).recipe = Some(Recipe { inputs: Vec::new(), operations: 3, time_ns: 1 });
+        assert_eq!([30, 40].map(|room| dropped.lacking_bytes(&profile, &needed, room)), [9, 0]);
     }
 }

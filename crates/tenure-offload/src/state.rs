@@ -66,7 +66,7 @@ impl Engine {
         let stream = self.memory().device().map(|device| device.streams().current());
         let mut ledger = self.inner.ledger.lock();
         ledger.is_updating = true;
-        ledger.pause(self.memory(), stream.as_ref()).map(drop)
+        ledger.pause(self.memory(), stream.as_ref())
     }
 
     /// Ends an update. If memory that the update needed for a while found no room, some of the state leaves before the

@@ -18,6 +18,7 @@ use crate::machine::Peak;
 use crate::measured::Measured;
 use crate::pace::{PaceMeter, Paced};
 use crate::place::SavedBytesId;
+use crate::planning::Spare;
 use crate::profiled::StepEvent;
 use crate::reclaim;
 use crate::report::StepReport;
@@ -106,6 +107,7 @@ impl EngineInner {
         let allocated_bytes = self.allocated_bytes();
         // The allocated bytes change a little from step to step, and with the batch.
         let least_allocated_bytes = (allocated_bytes - allocated_bytes / 16).saturating_sub(signature.input_bytes);
+        let mut spare = Spare::Needed;
         let (profiled, planned) = loop {
             let (cached, budget_bytes) = {
                 let mut ledger = self.ledger.lock();
@@ -115,20 +117,31 @@ impl EngineInner {
                 self.make_room_for_measurement();
                 return Ok(self.measured(Pass::Budgeted));
             };
-            match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX)) {
+            if self.ledger.lock().steps.state_bytes() == 0 {
+                spare = Spare::Optional;
+            }
+            match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX), spare) {
                 Ok(planned) => break (cached.profiled, planned),
                 Err(error) if self.make_room_for_plan(&error) => {}
+                // The state stays, as there is no room for it elsewhere.
+                Err(_) if spare == Spare::Needed => spare = Spare::Optional,
                 // The step may take less than was estimated.
                 Err(_) if cached.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
                 Err(error) => return Err(error),
             }
         };
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
-        let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
+        // In the first step of a plan, the allocator looks for places and may have to join pages.
+        let is_tried = planned.is_tried.swap(true, Ordering::Relaxed);
+        let is_timed_now = self.memory.device().is_some() && !profiled.is_timed && is_tried;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
-        let pacing = match &planned.timetable {
-            Some(timetable) => Pacing::Ticks(Box::new(Paced::new(timetable))),
-            None => Pacing::Events { operations: 0 },
+        let pacing = match (&planned.timetable, self.paced.get()) {
+            (Some(timetable), Some(front_end)) => {
+                let budget_bytes = self.ledger.lock().budget_bytes.unwrap_or(u64::MAX);
+                let position = front_end.position();
+                Pacing::Ticks(Box::new(Paced::new(timetable, position, budget_bytes, profiled.is_estimate)))
+            }
+            _ => Pacing::Events { operations: 0 },
         };
         Ok(Course::Planned { profiled, planned, events: 0, pacing, clock })
     }
@@ -256,7 +269,9 @@ impl EngineInner {
             }
             Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
-                if !profiled.is_estimate {
+                if has_exceeded {
+                    ledger.steps.remove_unlike(signature);
+                } else if !profiled.is_estimate {
                     let may_go_on = report.unplanned == 0 || ledger.raise_spare_bytes();
                     if !may_go_on && overflow.is_some() {
                         ledger.steps.remove_unlike(signature);

@@ -12,8 +12,8 @@ use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
 use tenure_device::Stream;
 use tenure_device::allocation_clock::AllocationClock;
 use tenure_offload::{
-    Engine, EngineOptions, KnownBytes, Memory, PacedFrontEnd, Pass, Recomputation, RecomputeInput, SavedBytesId,
-    SavedHandle, SpillLink, StepReport, Watched,
+    Engine, EngineOptions, KnownBytes, Memory, PacedFrontEnd, Pass, Position, Recomputation, RecomputeInput,
+    SavedBytesId, SavedHandle, SpillLink, StepReport, Watched,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
@@ -41,9 +41,9 @@ struct ProgramState {
 }
 
 impl PacedFrontEnd for Program {
-    fn sequence(&self) -> Option<u64> {
+    fn position(&self) -> Position {
         let state = self.state.lock();
-        (!state.is_backward).then_some(state.sequence)
+        if state.is_backward { Position::Backward(state.sequence) } else { Position::Forward(state.sequence) }
     }
 
     fn is_alone(&self) -> bool {
@@ -141,10 +141,11 @@ fn engine(program: &Arc<Program>, budget_bytes: u64, spill_bytes: u64) -> Engine
 /// Runs a step whose layers save what they make. Each consists of an operation that allocates the result, with one of
 /// the same sequence number inside, and one that makes something small. `size_of` gives the bytes of a layer.
 fn step(engine: &Engine, program: &Program, can_repeat: bool, size_of: impl Fn(u8) -> u64) -> Done {
+    // Numbers go on from step to step.
+    let begin = program.state.lock().sequence + 1000;
+    *program.state.lock() = ProgramState { sequence: begin, ..ProgramState::default() };
     let step = engine.begin(0, Pass::Budgeted).unwrap();
-    let from = engine.operations_from();
-    *program.state.lock() =
-        ProgramState { watched: Some(Watched { saves: true, operations_from: from }), ..ProgramState::default() };
+    program.state.lock().watched = Some(Watched { saves: true, operations_from: engine.operations_from() });
     let (mut saved, mut saves, mut operations) = (Vec::new(), Vec::new(), Vec::new());
     let hears = || {
         let state = program.state.lock();
@@ -187,6 +188,7 @@ fn step(engine: &Engine, program: &Program, can_repeat: bool, size_of: impl Fn(u
             Saved::Reported(handle) => engine.need(&handle, None).unwrap(),
             Saved::Held(out) => out,
         };
+        program.state.lock().sequence = begin + 1 + 2 * layer as u64;
         drop(allocated(BYTES, 0));
         let out = out.lock();
         // SAFETY: the storage is not written to any more.
@@ -243,20 +245,38 @@ fn a_planned_step_hears_of_the_operations_that_it_repeats_and_of_no_others() {
 #[test]
 fn a_step_that_differs_leaves_the_plan_with_all_values_and_is_measured_again() {
     let _one = ONE.lock();
-    for differs_from in [0, 1, 5, LAYERS - 1] {
+    // Twice the size is alike, but all together it is too much.
+    for (differs_from, factor) in [(0, 3), (1, 2), (5, 3), (5, 2), (LAYERS - 1, 3)] {
         let program = Arc::default();
         let budget = u64::from(LAYERS) * BYTES * 3 / 4;
         let engine = engine(&program, budget, 256 * MIB);
         step(&engine, &program, false, |_| BYTES);
         assert!(step(&engine, &program, false, |_| BYTES).report.is_planned);
         peak(&engine);
-        let other = step(&engine, &program, false, |layer| if layer < differs_from { BYTES } else { BYTES / 2 });
+        let other = step(&engine, &program, false, |layer| if layer < differs_from { BYTES } else { factor * BYTES });
         assert!(!other.report.is_planned && peak(&engine) <= budget);
         // All that is saved after the plan has been left is reported.
         let reported = other.saves.iter().filter(|layer| **layer > differs_from + 1).count();
         assert_eq!(reported, usize::from(LAYERS.saturating_sub(differs_from + 2)), "{:?}", other.saves);
         assert_eq!(step(&engine, &program, false, |_| BYTES).saves.len(), usize::from(LAYERS));
         assert!(step(&engine, &program, false, |_| BYTES).report.is_planned);
+    }
+}
+
+#[test]
+fn a_step_whose_sizes_depend_on_data_follows_the_plan() {
+    let _one = ONE.lock();
+    let program = Arc::default();
+    let budget = u64::from(LAYERS) * BYTES * 3 / 4;
+    let engine = engine(&program, budget, 256 * MIB);
+    // Every third layer saves about as much as the least that counts.
+    let sizes = |layer: u8, percent: u64| if layer % 3 == 2 { MIB + 1 } else { BYTES } * percent / 100;
+    step(&engine, &program, false, |layer| sizes(layer, 100));
+    for percents in [[90, 110], [140, 60], [70, 130], [99, 101]] {
+        peak(&engine);
+        let planned = step(&engine, &program, false, |layer| sizes(layer, percents[usize::from(layer % 2)]));
+        assert!(planned.report.is_planned && planned.report.spilled_bytes > 0 && peak(&engine) <= budget);
+        assert!(planned.saves.len() < usize::from(LAYERS), "{:?}", planned.saves);
     }
 }
 

@@ -11,7 +11,8 @@ use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Stream, zero_copy};
 use tenure_offload::{
-    Engine, EngineOptions, Memory, OffloadError, PacedFrontEnd, Pass, ProfileError, SpillLink, StepReport, Watched,
+    Engine, EngineOptions, Memory, OffloadError, PacedFrontEnd, Pass, Position, ProfileError, SpillLink, StepReport,
+    Watched,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{Destination, Mover, MoverOptions};
@@ -29,8 +30,8 @@ struct Program {
 
 impl PacedFrontEnd for Program {
     /// The program reports everything at all times.
-    fn sequence(&self) -> Option<u64> {
-        None
+    fn position(&self) -> Position {
+        Position::Unknown
     }
 
     fn is_alone(&self) -> bool {

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tenure::core::{Device, Purpose, Storage};
-use tenure::offload::{self, OffloadError, PacedFrontEnd, Recomputation, SavedBytesId, Setup, Watched};
+use tenure::offload::{self, OffloadError, PacedFrontEnd, Position, Recomputation, SavedBytesId, Setup, Watched};
 use tenure_device::host::OnHostMemory;
 use tenure_device::{Stream, exchange};
 
@@ -347,8 +347,8 @@ impl Listen for BudgetInner {
 }
 
 impl PacedFrontEnd for FrontEnd {
-    fn sequence(&self) -> Option<u64> {
-        self.shim.sequence()
+    fn position(&self) -> Position {
+        self.shim.position()
     }
 
     fn is_alone(&self) -> bool {

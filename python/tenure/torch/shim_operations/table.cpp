@@ -6,6 +6,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
@@ -75,6 +76,12 @@ void listen(tenure_recorder *recorder, uint64_t from) {
 int64_t sequence() {
   const bool is_backward = torch::autograd::get_current_graph_task_id() != -1;
   return is_backward || !Hooks::any() ? -1 : static_cast<int64_t>(at::sequence_number::peek());
+}
+
+int64_t node_sequence() {
+  const auto node = torch::autograd::get_current_node();
+  // The nodes that collect gradients have the largest number, which is negative here.
+  return node ? static_cast<int64_t>(node->sequence_nr()) : -1;
 }
 
 /// The target of a handle of hooks: the thread that has entered them shares it.
@@ -183,6 +190,7 @@ constexpr tenure_operations table{sizeof(tenure_operations),
                                   begin,
                                   listen,
                                   sequence,
+                                  node_sequence,
                                   enter_hooks,
                                   leave_hooks,
                                   set_hooks,

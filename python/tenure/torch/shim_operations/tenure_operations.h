@@ -71,6 +71,8 @@ typedef struct tenure_operations {
     /* Returns this thread's sequence number, which grows with each operation that is no part of another one. -1 in
      * backward, and in a thread without hooks. */
     int64_t (*sequence)(void);
+    /* Returns the sequence number of the operation whose gradient this thread computes. -1 where there is none. */
+    int64_t (*node_sequence)(void);
 
     /* Puts hooks of saved tensors, two Python functions, on this thread's stack. Takes over the references to them. The
      * caller holds the GIL. */
