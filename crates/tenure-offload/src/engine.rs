@@ -365,7 +365,7 @@ impl Engine {
         self.operations_from().is_some()
     }
 
-    /// Returns the [sequence number](PacedFrontEnd::sequence) from which on the plan may recompute operations that come
+    /// Returns the [sequence number](crate::Position::Forward) from which on the plan may recompute operations that come
     /// before the next save or need, if it may: 0 where the program's allocations are not counted.
     pub fn operations_from(&self) -> Option<u64> {
         self.inner.ledger.lock().course.operations_from()

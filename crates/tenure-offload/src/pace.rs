@@ -94,7 +94,7 @@ pub(crate) enum TickPlace {
 pub struct Watched {
     /// Whether it reports the tensors that are saved.
     pub saves: bool,
-    /// The [sequence number](PacedFrontEnd::sequence) from which on it reports operations. None if it reports none.
+    /// The [sequence number](Position::Forward) from which on it reports operations. None if it reports none.
     pub operations_from: Option<u64>,
 }
 
