@@ -219,19 +219,21 @@ mod tests {
             assert!(since.elapsed() >= lead * times);
             assert_eq!(clock.finish().unwrap().len(), 2);
         }
-        // A pause does not count in its interval.
-        let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
-        let time = Arc::clone(&now);
-        let mut clock = IntervalClock::with_host_time(Arc::new(move || *time.lock()));
-        let pass = |ms| *now.lock() += Duration::from_millis(ms);
-        clock.begin(None).unwrap();
-        pass(1);
-        clock.pause(None).unwrap();
-        pass(100);
-        clock.resume(None).unwrap();
-        pass(2);
-        clock.end(None).unwrap();
-        assert_eq!(clock.finish().unwrap(), [3_000_000]);
+        // A pause does not count in its interval, nor in the time that the host takes to ask for its work.
+        for lead in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
+            let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
+            let time = Arc::clone(&now);
+            let mut clock = IntervalClock { lead, ..IntervalClock::with_host_time(Arc::new(move || *time.lock())) };
+            let pass = |ms| *now.lock() += Duration::from_millis(ms);
+            clock.begin(None).unwrap();
+            pass(1);
+            clock.pause(None).unwrap();
+            pass(100);
+            clock.resume(None).unwrap();
+            pass(2);
+            clock.end(None).unwrap();
+            assert_eq!(clock.finish().unwrap(), [3_000_000]);
+        }
         // A host never waits for itself, which here would take a day.
         let mut clock = IntervalClock::with_lead(Duration::from_secs(24 * 3600));
         clock.begin(None).unwrap();

@@ -99,9 +99,9 @@ impl Engine {
         self.inner.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Sets whether steps that follow no plan may exceed the budget: an allocation that finds no room, although all that
-    /// can leave has left, then lifts the limit until the next step begins. The step's [report](crate::StepReport) says that it did.
-    /// For budgets that were derived from steps, which a larger step shows to be too small.
+    /// Sets whether steps may exceed the budget: an allocation that finds no room, although all that can leave has left, then
+    /// lifts the limit until the next step begins. The step's [report](crate::StepReport) says that it did. Where a planned
+    /// step's allocations can go to zero-copy memory, they do so instead. For budgets that were derived from steps, which a larger step shows to be too small.
     pub fn set_may_exceed(&self, may: bool) {
         self.inner.may_exceed.store(may, Ordering::Relaxed);
     }

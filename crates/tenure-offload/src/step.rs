@@ -131,8 +131,8 @@ impl EngineInner {
             }
         };
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
-        // In the first step of a plan, the allocator looks for places and may have to join pages.
-        let is_tried = planned.is_tried.swap(true, Ordering::Relaxed);
+        // In the first step of a plan, the allocator may have to join pages, for blocks that lie elsewhere than before.
+        let is_tried = planned.is_tried.load(Ordering::Relaxed);
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed && is_tried;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
         let pacing = match (&planned.timetable, self.paced.get()) {
@@ -269,6 +269,7 @@ impl EngineInner {
             }
             Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
+                planned.is_tried.store(true, Ordering::Relaxed);
                 if has_exceeded {
                     ledger.steps.remove_unlike(signature);
                 } else if !profiled.is_estimate {

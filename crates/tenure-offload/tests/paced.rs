@@ -138,6 +138,14 @@ fn engine(program: &Arc<Program>, budget_bytes: u64, spill_bytes: u64) -> Engine
     engine
 }
 
+/// Returns a program and an engine, with a budget in which a quarter of what the program saves has no room.
+fn tight() -> (Arc<Program>, Engine, u64) {
+    let program = Arc::default();
+    let budget = u64::from(LAYERS) * BYTES * 3 / 4;
+    let engine = engine(&program, budget, 256 * MIB);
+    (program, engine, budget)
+}
+
 /// Runs a step whose layers save what they make. Each consists of an operation that allocates the result, with one of
 /// the same sequence number inside, and one that makes something small. `size_of` gives the bytes of a layer.
 fn step(engine: &Engine, program: &Program, can_repeat: bool, size_of: impl Fn(u8) -> u64) -> Done {
@@ -208,9 +216,7 @@ fn peak(engine: &Engine) -> u64 {
 #[test]
 fn a_planned_step_reports_only_what_moves_and_keeps_to_the_budget() {
     let _one = ONE.lock();
-    let program = Arc::default();
-    let budget = u64::from(LAYERS) * BYTES * 3 / 4;
-    let engine = engine(&program, budget, 256 * MIB);
+    let (program, engine, budget) = tight();
     let measured = step(&engine, &program, false, |_| BYTES);
     assert_eq!((measured.saves.len(), measured.report.is_planned), (usize::from(LAYERS), false));
     for _ in 0..3 {
@@ -245,11 +251,9 @@ fn a_planned_step_hears_of_the_operations_that_it_repeats_and_of_no_others() {
 #[test]
 fn a_step_that_differs_leaves_the_plan_with_all_values_and_is_measured_again() {
     let _one = ONE.lock();
-    // Twice the size is alike, but all together it is too much.
+    // Each is more than the reserve has.
     for (differs_from, factor) in [(0, 3), (1, 2), (5, 3), (5, 2), (LAYERS - 1, 3)] {
-        let program = Arc::default();
-        let budget = u64::from(LAYERS) * BYTES * 3 / 4;
-        let engine = engine(&program, budget, 256 * MIB);
+        let (program, engine, budget) = tight();
         step(&engine, &program, false, |_| BYTES);
         assert!(step(&engine, &program, false, |_| BYTES).report.is_planned);
         peak(&engine);
@@ -266,9 +270,7 @@ fn a_step_that_differs_leaves_the_plan_with_all_values_and_is_measured_again() {
 #[test]
 fn a_step_whose_sizes_depend_on_data_follows_the_plan() {
     let _one = ONE.lock();
-    let program = Arc::default();
-    let budget = u64::from(LAYERS) * BYTES * 3 / 4;
-    let engine = engine(&program, budget, 256 * MIB);
+    let (program, engine, budget) = tight();
     // Every third layer saves about as much as the least that counts.
     let sizes = |layer: u8, percent: u64| if layer % 3 == 2 { MIB + 1 } else { BYTES } * percent / 100;
     step(&engine, &program, false, |layer| sizes(layer, 100));
@@ -283,9 +285,7 @@ fn a_step_whose_sizes_depend_on_data_follows_the_plan() {
 #[test]
 fn a_step_that_finds_too_little_room_reports_the_rest_of_what_it_saves() {
     let _one = ONE.lock();
-    let program = Arc::default();
-    let budget = u64::from(LAYERS) * BYTES * 3 / 4;
-    let engine = engine(&program, budget, 256 * MIB);
+    let (program, engine, budget) = tight();
     step(&engine, &program, false, |_| BYTES);
     let usual = step(&engine, &program, false, |_| BYTES);
     // Memory that the plan knows nothing of.
@@ -294,4 +294,19 @@ fn a_step_that_finds_too_little_room_reports_the_rest_of_what_it_saves() {
     assert!(tight.report.unplanned > 0 && tight.saves.len() > usual.saves.len());
     assert!(peak(&engine) <= budget);
     drop(held);
+}
+
+#[test]
+fn a_planned_step_may_exceed_a_budget_that_allows_it_and_is_measured_again() {
+    let _one = ONE.lock();
+    let (program, engine, budget) = tight();
+    engine.set_may_exceed(true);
+    step(&engine, &program, false, |_| BYTES);
+    assert!(step(&engine, &program, false, |_| BYTES).report.is_planned);
+    // Memory that the plan knows nothing of, and beside which not even one layer has room.
+    let held = allocated(budget - BYTES / 2, 1);
+    let report = step(&engine, &program, false, |_| BYTES).report;
+    assert!(report.is_planned && report.exceeded_bytes.is_some_and(|bytes| bytes > budget), "{report:?}");
+    drop(held);
+    assert!(!step(&engine, &program, false, |_| BYTES).report.is_planned);
 }

@@ -158,15 +158,15 @@ impl CopyStream {
             event.wait(&self.stream)?;
         }
         let driver = self.stream.driver();
-        let is_timed = traffic.batches.is_multiple_of(TIMED_PART);
-        let kind = if is_timed { EventKind::Timing } else { EventKind::Order };
-        let [mut start, mut end] = [(); 2].map(|()| {
-            let spare = if is_timed { traffic.spare.pop() } else { None };
-            spare.unwrap_or_else(|| Event::new(Arc::clone(driver), kind))
-        });
-        if is_timed {
+        let batches = traffic.batches;
+        let mut new_timed = || traffic.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing));
+        let (start, mut end) = if batches.is_multiple_of(TIMED_PART) {
+            let mut start = new_timed();
             start.record(&self.stream)?;
-        }
+            (Some(start), new_timed())
+        } else {
+            (None, Event::new(Arc::clone(driver), EventKind::Order))
+        };
         let queued = copies.iter().try_for_each(|&DeviceCopy { host, device, bytes }| match self.direction {
             // SAFETY: the caller's promise.
             CopyDirection::Out => unsafe {
@@ -185,11 +185,11 @@ impl CopyStream {
         traffic.bytes += bytes;
         traffic.transfers += copies.len() as u64;
         traffic.batches += 1;
-        if is_timed {
+        if let Some(start) = start {
             traffic.under_way.push_back((start, Arc::clone(&end), bytes));
-        }
-        if traffic.under_way.len() > MAX_UNCOLLECTED {
-            traffic.collect_times();
+            if traffic.under_way.len() > MAX_UNCOLLECTED {
+                traffic.collect_times();
+            }
         }
         Ok(end)
     }
