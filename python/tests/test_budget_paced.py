@@ -195,6 +195,48 @@ def test_a_step_whose_sizes_depend_on_data_follows_its_plan(tmp_path: Path) -> N
         assert report.is_planned and report.spilled_bytes + report.recomputed_bytes > 0, reports
 
 
+class Narrow(nn.Module):
+    """Layers with narrow ones between them, whose tensors are too small to count in the smaller steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [(nn.Linear(WIDTH, WIDTH // 2), nn.Linear(WIDTH // 2, WIDTH)) for _ in range(LAYERS)]
+        self.layers = nn.ModuleList(layer for pair in pairs for layer in pair)
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * 1.5)
+        return x
+
+
+def test_sizes_in_which_other_tensors_are_large_have_plans_by_the_same_measurements(tmp_path: Path) -> None:
+    # From 2048 and 4096 rows on, wide and narrow tensors have 1 MiB.
+    rows = (2500, 4800, 4500, 3300, 4300, 2600, 4100, 3900, 2900, 4700)
+
+    def trained_on_rows(budget: Any = None, model: Any = None) -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        model = model or Narrow()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        reports = []
+        for number in rows:
+            loss = model(torch.linspace(-1, 1, number * WIDTH).sin().view(number, WIDTH)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reports.append(budget.report() if budget is not None else None)
+        return [each.detach().numpy().tobytes() for each in model.parameters()], reports
+
+    expected, _ = trained_on_rows()
+    torch.manual_seed(0)
+    model = Narrow()
+    with tenure.torch.budget(model, "60%", spill=tmp_path, spill_bytes=256 * MIB) as budget:
+        found, reports = trained_on_rows(budget, model)
+    assert found == expected
+    # Two sizes are measured, and all others go by plans that are made of them.
+    assert all(report.is_planned for report in reports[2:]), reports
+    assert all(report.spilled_bytes + report.recomputed_bytes > 0 for report in (reports[2], reports[-1]))
+
+
 def test_functions_that_allow_no_hooks_run_in_all_steps(tmp_path: Path) -> None:
     expected, _ = trained(None)
     weight, rows = torch.ones(WIDTH, requires_grad=False), torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)

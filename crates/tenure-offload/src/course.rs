@@ -164,6 +164,10 @@ impl Course {
             Self::Measured(measured) => next.filter(|_| measured.pace.is_some()),
             // Each interval is timed.
             Self::Planned { clock: Some(_), pacing: Pacing::Ticks(_), .. } => next,
+            // Ticks are found by their positions, until all events have happened.
+            Self::Planned { profiled, events, pacing: Pacing::Ticks(_), .. } if profiled.is_estimate => {
+                next.filter(|_| *events < profiled.events.len())
+            }
             Self::Planned { planned, pacing: Pacing::Ticks(paced), .. } => paced.next_stop(planned.timetable.as_ref()?),
             _ => None,
         }

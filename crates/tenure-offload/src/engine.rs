@@ -301,15 +301,16 @@ impl Engine {
         let bytes = storage.bytes() as u64;
         let bytes_id = (storage.generation(), version);
         if storage.allocator().is_none() || bytes < inner.options.min_tensor_bytes {
+            self.pass_save();
             return Ok(None);
         }
         let mut ledger = inner.ledger.lock();
         if matches!(ledger.course, Course::Planned { pacing: Pacing::Ticks(_), .. }) {
             return inner.save_at_tick(ledger, storage, version, dtype, stream, recompute);
         }
-        let position = ledger.next_save();
+        let place = ledger.next_save();
         if let Some(saved) = ledger.find(bytes_id) {
-            ledger.note_save(position, saved.id);
+            ledger.note_save(place, saved.id);
             return Ok(Some(saved));
         }
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
@@ -327,12 +328,23 @@ impl Engine {
         let id = ledger.add(tensor);
         let saved = Arc::new(SavedHandle { owner: Arc::clone(inner) as Arc<dyn TensorOwner>, id });
         ledger.remember(bytes_id, &saved);
-        ledger.note_save(position, id);
+        ledger.note_save(place, id);
         let actions = ledger.next_actions(event);
         inner.take_actions(ledger, actions)?;
         inner.spill_if_all_move(id)?;
         inner.begin_interval(stream)?;
         Ok(Some(saved))
+    }
+
+    /// Tells the engine that a tensor was saved which is too small for it. In a step of another size it may be larger,
+    /// so it counts where saved tensors are told apart by their number.
+    pub fn pass_save(&self) {
+        let mut ledger = self.inner.ledger.lock();
+        match &mut ledger.course {
+            Course::Measured(_) => drop(ledger.next_save()),
+            Course::Planned { pacing: Pacing::Ticks(_), .. } => self.inner.pass_save_at_tick(&mut ledger),
+            _ => {}
+        }
     }
 
     /// Returns whether the plan has a name for the next saved tensor. If so, [`save`](Self::save) does not call `name`.

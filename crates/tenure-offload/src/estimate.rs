@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
+use crate::align::Alignment;
 use crate::identity::Signature;
 use crate::profiled::{Profiled, StepEvent};
 
@@ -36,25 +37,16 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
     let (other_at, other) = *across.min_by(|a, b| nearer(a, b)).or_else(|| others().max_by(|a, b| nearer(a, b)))?;
     let share = (input_bytes as f64 - at as f64) / (other_at as f64 - at as f64);
     let linear = |near: u64, other: u64| (near as f64 + (other as f64 - near as f64) * share).max(0.0) as u64;
-    if let (Some(near), Some(other)) = (&near.pace, &other.pace)
-        && !near.is_like(other)
-    {
-        return None;
-    }
-    let profile = near.profile.combined(&other.profile, linear)?;
-    let events = near.events.iter().zip(&other.events).map(|(near, other)| combined(near, other, linear));
-    let events = events.collect::<Option<Vec<_>>>().filter(|_| near.events.len() == other.events.len())?;
+    let alignment = Alignment::of(near, other)?;
+    let scale = other_at as f64 / at as f64;
+    let profile = near.profile.combined(&other.profile, &alignment, scale, linear)?;
+    let mut saved = profile.saved().iter().map(|saved| saved.bytes);
+    let event = |event: &StepEvent| match event {
+        StepEvent::Save { bytes } => StepEvent::Save { bytes: saved.next().unwrap_or(*bytes) },
+        _ => *event,
+    };
+    let events = near.events.iter().map(event).collect();
     Some(Profiled { events, profile, is_timed: true, is_estimate: true, ..near.clone() })
-}
-
-/// Returns an event like both of these, with the size that `linear` gives, or None if they are not alike.
-fn combined(near: &StepEvent, other: &StepEvent, linear: impl Fn(u64, u64) -> u64) -> Option<StepEvent> {
-    match (near, other) {
-        (StepEvent::Save { bytes }, StepEvent::Save { bytes: other }) => {
-            Some(StepEvent::Save { bytes: linear(*bytes, *other) })
-        }
-        _ => (near == other).then_some(*near),
-    }
 }
 
 /// The peak that stands for a step in which an allocation found no room: more bytes than any memory has.
@@ -200,6 +192,7 @@ mod tests {
         assert!(of(&[&small, &another], 1500).is_none());
         let mut another = step_of(2000);
         another.profile.need(0, SavedIndex(0));
+        another.events.push(StepEvent::Need { index: SavedIndex(0) });
         assert!(of(&[&small, &another], 1500).is_none());
     }
 

@@ -2,7 +2,7 @@
 
 /// Identifies a saved tensor or a resident among all that an engine ever had. Tensors saved later have greater
 /// numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TensorId(u64);
 
 impl TensorId {

@@ -16,7 +16,7 @@ use crate::error::OffloadError;
 use crate::estimate::StepPeaks;
 use crate::identity::{SavedIndex, Signature, TensorId};
 use crate::machine::Memory;
-use crate::pace::{PaceMeter, SavePosition};
+use crate::pace::{PaceMeter, SavePlace};
 use crate::place::{IntermediateBytes, OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
@@ -302,19 +302,19 @@ impl Ledger {
         Some(&profiled.profile.saved().get(self.index(self.next_id)?.0)?.key)
     }
 
-    /// Returns the position of a save that happens now, in a step whose pace is measured.
-    pub(crate) fn next_save(&mut self) -> Option<SavePosition> {
+    /// Returns the place of a save that happens now, in a step whose pace is measured.
+    pub(crate) fn next_save(&mut self) -> Option<SavePlace> {
         let Course::Measured(measured) = &mut self.course else { return None };
         measured.pace.as_mut().map(PaceMeter::next_save)
     }
 
-    /// Notes which tensor was saved at a position.
-    pub(crate) fn note_save(&mut self, position: Option<SavePosition>, id: TensorId) {
+    /// Notes which tensor was saved at a place.
+    pub(crate) fn note_save(&mut self, place: Option<SavePlace>, id: TensorId) {
         let index = self.index(id);
-        if let (Course::Measured(measured), Some(position), Some(index)) = (&mut self.course, position, index)
+        if let (Course::Measured(measured), Some(place), Some(index)) = (&mut self.course, place, index)
             && let Some(pace) = &mut measured.pace
         {
-            pace.save(position, index);
+            pace.save(place, index);
         }
     }
 

@@ -18,6 +18,7 @@
 //! ```
 #![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 
+mod align;
 mod budget;
 mod cache;
 mod clock;

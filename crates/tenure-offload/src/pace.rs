@@ -38,7 +38,7 @@ pub trait PacedFrontEnd: Send + Sync {
 }
 
 /// Where a thread of the program is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// In forward, where the thread can be [watched](PacedFrontEnd::watch). Its *sequence number* grows with each operation
     /// that is no part of another operation.
@@ -58,12 +58,11 @@ impl Position {
         }
     }
 
-    /// Returns the position in a step whose sequence numbers begin at `to`, of one in a step where they begin at `from`.
-    fn moved(self, from: u64, to: u64) -> Self {
-        let moved = |sequence: u64| sequence.wrapping_sub(from).wrapping_add(to);
+    /// Returns the position with its sequence number counted from `begin`, that of the beginning of the step.
+    pub(crate) fn since(self, begin: u64) -> Self {
         match self {
-            Self::Forward(sequence) => Self::Forward(moved(sequence)),
-            Self::Backward(sequence) => Self::Backward(moved(sequence)),
+            Self::Forward(sequence) => Self::Forward(sequence.wrapping_sub(begin)),
+            Self::Backward(sequence) => Self::Backward(sequence.wrapping_sub(begin)),
             Self::Unknown => Self::Unknown,
         }
     }
@@ -98,25 +97,39 @@ pub struct Watched {
     pub operations_from: Option<u64>,
 }
 
-/// The position of a save: the number of ticks before it, and of other saves since the last tick.
-pub(crate) type SavePosition = (u64, usize);
+/// The place of a save, which is the same in steps of any size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SavePlace {
+    /// The position, with its sequence number counted from that of the beginning of the step.
+    position: Position,
+    /// The number of ticks before it: at this position, or of all where the position is unknown.
+    ticks: u64,
+    /// The number of saves since the last of these ticks.
+    number: usize,
+}
 
-/// Counts saves since the last tick.
+/// Counts the saves since the last tick or change of the position.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct SaveCounter {
-    now: u64,
-    saves: usize,
+struct SaveCounter {
+    last: Option<SavePlace>,
 }
 
 impl SaveCounter {
-    /// Returns the position of the next save, which happens after `now` ticks.
-    pub(crate) fn next(&mut self, now: u64) -> SavePosition {
-        if self.now != now {
-            *self = Self { now, saves: 0 };
-        }
-        self.saves += 1;
-        (now, self.saves - 1)
+    /// Returns the place of the next save, at a position and after so many ticks there.
+    fn next(&mut self, position: Position, ticks: u64) -> SavePlace {
+        let last = self.last.filter(|last| (last.position, last.ticks) == (position, ticks));
+        let place = SavePlace { position, ticks, number: last.map_or(0, |last| last.number + 1) };
+        self.last = Some(place);
+        place
     }
+}
+
+/// A save of a measured step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacedSave {
+    pub(crate) index: SavedIndex,
+    /// The number of ticks before it.
+    tick: u64,
 }
 
 /// An operation of a step.
@@ -129,19 +142,17 @@ pub(crate) struct PacedOperation {
     pub(crate) sequence: u64,
 }
 
-/// The pace of a step: how its events lie between its ticks.
+/// The pace of a step: how its events lie between its ticks. Sequence numbers count from the beginning of the step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
     /// The number of ticks before each event.
     pub(crate) events: Vec<u64>,
-    /// The index of each saved tensor, by the positions at which it was saved.
-    pub(crate) saves: HashMap<SavePosition, SavedIndex>,
+    /// Each saved tensor, by the places at which it was saved.
+    saves: HashMap<SavePlace, PacedSave>,
     /// The operations, in order.
     pub(crate) operations: Vec<PacedOperation>,
     /// The position at each tick.
     positions: Vec<Position>,
-    /// The sequence number at the beginning of the step.
-    begin: u64,
     /// The bytes of each tick before the last event. Those of the optimizer, for example, come after it.
     pub(crate) sizes: Arc<[usize]>,
 }
@@ -152,37 +163,48 @@ impl Pace {
         self.events.partition_point(|event| *event <= tick)
     }
 
-    /// Returns whether two steps have their events at the same ticks.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
-        self.events == other.events && self.saves == other.saves
+    /// Returns each saved tensor of another step that was saved at the same place as one of this step, by the index of
+    /// the latter.
+    pub(crate) fn same_saves(&self, other: &Self) -> HashMap<SavedIndex, SavedIndex> {
+        let same = |(place, save): (&SavePlace, &PacedSave)| Some((save.index, other.saves.get(place)?.index));
+        self.saves.iter().filter_map(same).collect()
     }
 
-    /// Returns the place of an allocation of this size, in a step whose sequence numbers begin at `begin`. Tick number `now`
-    /// was next. None if the step is too far from the measured one.
-    pub(crate) fn place(&self, now: u64, bytes: usize, position: Position, begin: u64) -> Option<TickPlace> {
+    /// Returns the place of an allocation of this size. Tick number `now` was next. None if the step is too far from the
+    /// measured one.
+    pub(crate) fn place(&self, now: u64, bytes: usize, position: Position) -> Option<TickPlace> {
         /// The most ticks that may be missing, or too many, at a time.
         const MOST: usize = 256;
-        let position = position.moved(begin, self.begin);
         let now = (now as usize).min(self.positions.len());
         let near = now.saturating_sub(MOST)..self.positions.len().min(now + MOST);
-        let same = near.clone().filter(|tick| self.positions[*tick] == position && position != Position::Unknown);
-        let nearest = same.min_by_key(|tick| (self.sizes.get(*tick) != Some(&bytes), tick.abs_diff(now)));
+        let is_size = |tick: usize| self.sizes.get(tick) == Some(&bytes);
+        let same = near.clone().filter(|tick| self.positions[*tick] == position);
+        // Of an unknown position, there is only the size.
+        let same = same.filter(|tick| position != Position::Unknown || is_size(*tick));
+        let nearest = same.min_by_key(|tick| (!is_size(*tick), tick.abs_diff(now)));
         if let Some(tick) = nearest {
             return Some(TickPlace::At(tick as u64));
         }
+        if position == Position::Unknown {
+            return Some(TickPlace::Before(now as u64));
+        }
         let after = near.clone().find(|tick| position.is_before(self.positions[*tick]))?;
         Some(TickPlace::Before(after as u64))
+    }
+
+    /// Returns how many of the last ticks before tick number `now` were at a position. Where that is unknown, all of them.
+    fn ticks_at(&self, position: Position, now: u64) -> u64 {
+        if position == Position::Unknown {
+            return now;
+        }
+        let before = &self.positions[..self.positions.len().min(now as usize)];
+        before.iter().rev().take_while(|measured| **measured == position).count() as u64
     }
 
     /// Returns whether a thread at this position may be at tick number `tick`: both are in forward, or neither is.
     fn may_be_at(&self, tick: u64, position: Position) -> bool {
         let measured = self.positions.get(tick as usize);
         measured.is_none_or(|measured| measured.sequence().is_some() == position.sequence().is_some())
-    }
-
-    /// Returns the sequence number at a tick, in forward.
-    fn sequence_at(&self, tick: u64) -> Option<u64> {
-        self.positions.get(tick as usize)?.sequence()
     }
 
     /// Returns the last tick before tick number `tick` at which `may_begin` holds for the sequence number.
@@ -209,10 +231,9 @@ impl Pace {
         Span { begin, end: self.first_from(operation.ended) }
     }
 
-    /// Returns the number of the first operation that is reported if reports begin at a tick.
-    fn first_reported(&self, tick: u64) -> usize {
+    /// Returns the number of the first operation that is reported if reports begin at a tick, at this sequence number.
+    fn first_reported(&self, tick: u64, sequence: u64) -> usize {
         let later = self.operations.partition_point(|operation| operation.began <= tick);
-        let sequence = self.sequence_at(tick).unwrap_or(0);
         let seen = self.operations[later..].iter().position(|operation| operation.sequence > sequence);
         seen.map_or(self.operations.len(), |seen| later + seen)
     }
@@ -227,13 +248,20 @@ pub(crate) struct PaceMeter {
     /// The operation that has begun last.
     operation: PacedOperation,
     sizes: Vec<usize>,
+    /// The sequence number at the beginning of the step.
+    begin: u64,
 }
 
 impl PaceMeter {
     pub(crate) fn new(clock: &'static AllocationClock, front_end: Arc<dyn PacedFrontEnd>) -> Self {
-        let (counter, operation, sizes) = Default::default();
-        let pace = Pace { begin: front_end.position().sequence().unwrap_or(0), ..Pace::default() };
-        Self { clock, front_end, pace, counter, operation, sizes }
+        let (pace, counter, operation, sizes) = Default::default();
+        let begin = front_end.position().sequence().unwrap_or(0);
+        Self { clock, front_end, pace, counter, operation, sizes, begin }
+    }
+
+    /// Returns where the calling thread is.
+    fn position(&self) -> Position {
+        self.front_end.position().since(self.begin)
     }
 
     /// Notes an event, including an operation.
@@ -243,7 +271,7 @@ impl PaceMeter {
 
     /// Notes that the front end is about to ask for an operation.
     pub(crate) fn begin_operation(&mut self) {
-        let sequence = self.front_end.position().sequence().unwrap_or(0);
+        let sequence = self.position().sequence().unwrap_or(0);
         self.operation = PacedOperation { began: self.clock.now(), ended: 0, sequence };
     }
 
@@ -253,14 +281,15 @@ impl PaceMeter {
         self.event();
     }
 
-    /// Returns the position of a save that happens now.
-    pub(crate) fn next_save(&mut self) -> SavePosition {
-        self.counter.next(self.clock.now())
+    /// Returns the place of a save that happens now.
+    pub(crate) fn next_save(&mut self) -> SavePlace {
+        let position = self.position();
+        self.counter.next(position, self.pace.ticks_at(position, self.clock.now()))
     }
 
-    /// Notes which saved tensor was saved at a position.
-    pub(crate) fn save(&mut self, position: SavePosition, index: SavedIndex) {
-        self.pace.saves.insert(position, index);
+    /// Notes which saved tensor was saved at a place.
+    pub(crate) fn save(&mut self, place: SavePlace, index: SavedIndex) {
+        self.pace.saves.insert(place, PacedSave { index, tick: self.clock.now() });
     }
 
     /// Returns the pace, with the events for which `is_event` is true.
@@ -277,7 +306,7 @@ impl PaceMeter {
     pub(crate) fn tick(&mut self, tick: Tick, position: Position) {
         // If two threads allocate at once, one may come too late.
         self.pace.positions.resize(tick.number as usize, Position::Unknown);
-        self.pace.positions.push(position);
+        self.pace.positions.push(position.since(self.begin));
         self.sizes.resize(tick.number as usize, 0);
         self.sizes.push(tick.bytes);
     }
@@ -340,8 +369,8 @@ struct Stop {
 enum OperationsFrom {
     /// None is reported from now on.
     Never,
-    /// They begin, with the operation of this number.
-    Number(usize),
+    /// They begin.
+    Now,
     /// They go on.
     Before,
 }
@@ -365,8 +394,8 @@ impl Timetable {
         let busy = (0..profile.intervals()).filter(|point| !schedule.at(*point).is_empty());
         let points = busy.chain(releases.iter().copied());
         let mut ticks: BTreeSet<u64> = points.filter_map(|point| pace.events.get(point).copied()).collect();
-        let positions = pace.saves.iter().filter(|(_, index)| taken.contains(index)).map(|((tick, _), _)| *tick);
-        let mut saves: Vec<Span> = positions.map(|tick| pace.span_of_saves(tick)).collect();
+        let saves = pace.saves.values().filter(|save| taken.contains(&save.index));
+        let mut saves: Vec<Span> = saves.map(|save| pace.span_of_saves(save.tick)).collect();
         // The first tensor that is saved tells when backward is over, and a step may begin by a save.
         let first = profile.saved().first().and_then(|saved| pace.events.get(saved.at()));
         saves.push(Span { begin: None, end: first.map_or(u64::MAX, |first| pace.first_from(*first)) });
@@ -385,7 +414,7 @@ impl Timetable {
         let stops = ticks.into_iter().map(|tick| {
             let operations = match Span::open_at(&operations, tick) {
                 None => OperationsFrom::Never,
-                Some(Span { begin, .. }) if begin == Some(tick) => OperationsFrom::Number(pace.first_reported(tick)),
+                Some(Span { begin, .. }) if begin == Some(tick) => OperationsFrom::Now,
                 Some(_) => OperationsFrom::Before,
             };
             Stop { tick, saves: Span::open_at(&saves, tick).is_some(), operations }
@@ -433,6 +462,8 @@ pub(crate) struct Paced {
     begin: u64,
     /// The bytes by which the allocations of forward may still be larger than those of the measured step, all together.
     more_bytes: i64,
+    /// Whether the measured steps had other sizes. Then each tick is found by its position.
+    is_estimate: bool,
     /// Whether an allocation differed from that of the measured step, or may do so.
     has_varied: bool,
 }
@@ -446,6 +477,7 @@ impl Paced {
             operations_from: timetable.begins_with_operations.then_some(0),
             begin: position.sequence().unwrap_or(0),
             more_bytes: i64::try_from(more_bytes).unwrap_or(i64::MAX),
+            is_estimate,
             has_varied: is_estimate,
             ..Self::default()
         }
@@ -455,15 +487,17 @@ impl Paced {
     /// allocations are large enough to count. None if the step does something else than the measured one, or takes much
     /// more.
     pub(crate) fn place(&mut self, pace: &Pace, tick: Tick, position: Position) -> Option<TickPlace> {
-        if tick.is_expected && pace.may_be_at(tick.number, position) {
-            return Some(TickPlace::At(tick.number));
-        }
-        if tick.is_expected && !self.has_varied {
-            // There are more operations, or fewer.
-            return None;
+        if !self.is_estimate {
+            if tick.is_expected && pace.may_be_at(tick.number, position) {
+                return Some(TickPlace::At(tick.number));
+            }
+            if tick.is_expected && !self.has_varied {
+                // There are more operations, or fewer.
+                return None;
+            }
         }
         self.has_varied = true;
-        let place = pace.place(tick.number, tick.bytes, position, self.begin)?;
+        let place = pace.place(tick.number, tick.bytes, position.since(self.begin))?;
         if let Position::Forward(_) = position {
             let expected = match place {
                 TickPlace::At(number) => pace.sizes.get(number as usize).copied().unwrap_or(0),
@@ -486,15 +520,21 @@ impl Paced {
 
     /// Passes the stops up to a tick, at which the thread has this sequence number. Returns what to watch from now on,
     /// if there was a stop.
-    pub(crate) fn pass(&mut self, timetable: &Timetable, tick: u64, sequence: Option<u64>) -> Option<Watched> {
+    pub(crate) fn pass(
+        &mut self,
+        pace: &Pace,
+        timetable: &Timetable,
+        tick: u64,
+        sequence: Option<u64>,
+    ) -> Option<Watched> {
         let before = self.stops;
         while let Some(stop) = timetable.stops.get(self.stops).filter(|stop| stop.tick <= tick) {
             self.stops += 1;
             match stop.operations {
                 OperationsFrom::Before => {}
                 OperationsFrom::Never => self.operations_from = None,
-                OperationsFrom::Number(number) => {
-                    self.operation = number;
+                OperationsFrom::Now => {
+                    self.operation = pace.first_reported(tick, sequence.unwrap_or(0).wrapping_sub(self.begin));
                     // Operations that are parts of the present one have its number.
                     self.operations_from = sequence.map(|sequence| sequence + 1);
                 }
@@ -514,10 +554,17 @@ impl Paced {
         Some(Watched { saves: true, operations_from: self.operations_from })
     }
 
-    /// Returns the saved tensor that is saved now, after `now` ticks, if the engine takes it.
-    pub(crate) fn save(&mut self, pace: &Pace, timetable: &Timetable, now: u64) -> Option<SavedIndex> {
-        let position = self.counter.next(now);
-        let index = *pace.saves.get(&position)?;
+    /// Returns the saved tensor that is saved now, at this position and after `now` ticks, if the engine takes it.
+    pub(crate) fn save(
+        &mut self,
+        pace: &Pace,
+        timetable: &Timetable,
+        now: u64,
+        position: Position,
+    ) -> Option<SavedIndex> {
+        let position = position.since(self.begin);
+        let place = self.counter.next(position, pace.ticks_at(position, now));
+        let index = pace.saves.get(&place)?.index;
         // Some saves may be missing in the part in which reports began.
         let takes_all = self.all_since.is_some_and(|since| now > since);
         (takes_all || timetable.taken.contains(&index)).then_some(index)
@@ -560,9 +607,10 @@ mod tests {
             Position::Backward(14),
             Position::Backward(12),
         ];
-        let pace = Pace { positions, begin: 10, sizes: [5, 6, 7, 8, 9, 3].into(), ..Pace::default() };
+        let positions = positions.into_iter().map(|position: Position| position.since(10)).collect();
+        let pace = Pace { positions, sizes: [5, 6, 7, 8, 9, 3].into(), ..Pace::default() };
         // The numbers of this step are larger by 90.
-        let place = |now, bytes, position| pace.place(now, bytes, position, 100);
+        let place = |now, bytes, position: Position| pace.place(now, bytes, position.since(100));
         assert_eq!(place(0, 50, Position::Forward(101)), Some(TickPlace::At(0)));
         // Of two in one operation, the one of this size counts, or else the nearer one.
         assert_eq!(place(1, 7, Position::Forward(102)), Some(TickPlace::At(2)));
@@ -572,8 +620,8 @@ mod tests {
         assert_eq!(place(3, 9, Position::Forward(103)), Some(TickPlace::Before(3)));
         assert_eq!(place(1, 9, Position::Backward(103)), Some(TickPlace::Before(5)));
         assert_eq!(place(6, 9, Position::Backward(102)), Some(TickPlace::At(5)));
-        // Nothing comes after the last, and nothing is known of other threads.
+        // Nothing comes after the last. Of other threads, only the size is known.
         assert_eq!(place(5, 9, Position::Backward(101)), None);
-        assert_eq!(place(5, 3, Position::Unknown), None);
+        assert_eq!(place(5, 7, Position::Unknown), Some(TickPlace::Before(5)));
     }
 }

@@ -12,7 +12,7 @@ use crate::error::OffloadError;
 use crate::identity::TensorId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
-use crate::pace::{PacedFrontEnd, TickPlace, Watched};
+use crate::pace::{PacedFrontEnd, Position, TickPlace, Watched};
 use crate::place::{Recomputation, SavedHandle, TensorOwner};
 use crate::profiled::is_alike;
 
@@ -55,8 +55,9 @@ impl EngineInner {
     fn pass_tick(&self, front_end: &dyn PacedFrontEnd, tick: Tick) -> Result<(), OffloadError> {
         let position = front_end.position();
         let stream = front_end.stream();
-        let is_captured =
-            stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
+        let may_be_captured = self.memory.device().is_some_and(|memory| memory.allocator().is_capturing());
+        let is_captured = may_be_captured
+            && stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
         let mut ledger = self.ledger.lock();
         let first = ledger.first_of_step();
         let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock } = &mut ledger.course
@@ -92,7 +93,7 @@ impl EngineInner {
         let before = std::mem::replace(events, pace.passed(number).max(*events));
         let points = before..*events;
         let actions = points.clone().flat_map(|point| profiled.with_ids(planned.schedule.at(point), first)).collect();
-        let watched = paced.pass(timetable, number, position.sequence());
+        let watched = paced.pass(pace, timetable, number, position.sequence());
         let is_timed = clock.is_some() && !points.is_empty();
         if is_timed && let Some(clock) = clock {
             clock.end(stream.as_ref())?;
@@ -131,8 +132,10 @@ impl EngineInner {
     /// Counts the events after the last tick, where a step ends.
     pub(crate) fn pass_last_ticks(&self) {
         let now = self.allocation_clock().now();
-        if let Course::Planned { profiled, events, pacing: Pacing::Ticks(_), .. } = &mut self.ledger.lock().course {
-            *events = profiled.pace.as_ref().map_or(0, |pace| pace.passed(now)).max(*events);
+        if let Course::Planned { profiled, events, pacing: Pacing::Ticks(paced), .. } = &mut self.ledger.lock().course {
+            let passed = profiled.pace.as_ref().map_or(0, |pace| pace.passed(now)).max(*events);
+            // Where sizes vary, the last ticks may be missing.
+            *events = if paced.has_varied() { profiled.events.len() } else { passed };
         }
     }
 
@@ -154,6 +157,20 @@ impl EngineInner {
         Ok(storage)
     }
 
+    /// Returns where the calling thread is.
+    fn position(&self) -> Position {
+        self.paced.get().map_or(Position::Unknown, |front_end| front_end.position())
+    }
+
+    /// Does what [`Engine::pass_save`](crate::Engine::pass_save) does, in a step that goes by ticks.
+    pub(crate) fn pass_save_at_tick(&self, ledger: &mut Ledger) {
+        if let Course::Planned { profiled, planned, pacing: Pacing::Ticks(paced), .. } = &mut ledger.course
+            && let (Some(pace), Some(timetable)) = (&profiled.pace, &planned.timetable)
+        {
+            paced.save(pace, timetable, self.allocation_clock().now(), self.position());
+        }
+    }
+
     /// Does what [`Engine::save`](crate::Engine::save) does, in a step that goes by ticks.
     pub(crate) fn save_at_tick(
         self: &Arc<Self>,
@@ -165,6 +182,7 @@ impl EngineInner {
         recompute: Option<Arc<dyn Recomputation>>,
     ) -> Result<Option<Arc<SavedHandle>>, OffloadError> {
         let now = self.allocation_clock().now();
+        let position = self.position();
         let bytes_id = (storage.generation(), version);
         let first = ledger.first_of_step();
         let known = ledger.find(bytes_id);
@@ -172,7 +190,7 @@ impl EngineInner {
             return Ok(known);
         };
         let (Some(pace), Some(timetable)) = (&profiled.pace, &planned.timetable) else { return Ok(known) };
-        let index = paced.save(pace, timetable, now);
+        let index = paced.save(pace, timetable, now, position);
         if known.is_some() {
             return Ok(known);
         }

@@ -1,9 +1,12 @@
 //! The profile of a training step: its saved tensors, their needs, the times between them, and its planning problem.
 
+use std::collections::HashSet;
+
 use tenure_core::Tag;
 use tenure_plan::Problem;
 use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 
+use crate::align::Alignment;
 use crate::error::{LeastBudget, Needed, ProfileError};
 use crate::identity::{ResidentIndex, SavedIndex};
 use crate::machine::Machine;
@@ -234,28 +237,68 @@ impl Profile {
         Self { intervals, ..self }
     }
 
-    /// Returns a profile whose sizes and times are `combine` of those of this profile and of `other`. Returns None if
-    /// the two differ in more than sizes and times.
-    pub(crate) fn combined(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Option<Self> {
-        let uses = |saved: &ProfiledTensor| (saved.at, saved.needs.clone());
-        let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
-            && self.residents == other.residents
-            && self.intervals.len() == other.intervals.len();
-        if !are_alike {
+    /// Returns a profile whose sizes and times are `combine` of those of this profile and of `other`. What `other` lacks
+    /// is taken to be `scale` times as much there as here. Returns None if their residents differ.
+    pub(crate) fn combined(
+        &self,
+        other: &Self,
+        alignment: &Alignment,
+        scale: f64,
+        combine: impl Fn(u64, u64) -> u64,
+    ) -> Option<Self> {
+        if self.residents != other.residents {
             return None;
         }
+        let scaled = |own: u64| (own as f64 * scale) as u64;
         let mut combined = self.clone();
-        for (saved, other) in combined.saved.iter_mut().zip(&other.saved) {
-            saved.bytes = combine(saved.bytes, other.bytes);
-            if let (Some(recipe), Some(other)) = (&mut saved.recipe, &other.recipe) {
-                recipe.time_ns = combine(recipe.time_ns, other.time_ns);
+        for (saved, same) in combined.saved.iter_mut().zip(&alignment.saved) {
+            let same = same.and_then(|index| other.saved.get(index.0));
+            saved.bytes = combine(saved.bytes, same.map_or_else(|| scaled(saved.bytes), |same| same.bytes));
+            if let Some(recipe) = &mut saved.recipe {
+                let there = same.and_then(|same| same.recipe.as_ref()).map(|recipe| recipe.time_ns);
+                recipe.time_ns = combine(recipe.time_ns, there.unwrap_or_else(|| scaled(recipe.time_ns)));
             }
         }
-        for (interval, other) in combined.intervals.iter_mut().zip(&other.intervals) {
+        for (interval, other) in combined.intervals.iter_mut().zip(self.intervals_of(other, alignment)) {
             interval.time_ns = combine(interval.time_ns, other.time_ns);
             interval.other_bytes = combine(interval.other_bytes, other.other_bytes);
         }
         Some(combined)
+    }
+
+    /// Returns the intervals of `other` as if its points were those of this profile. Between two points that both have,
+    /// its time and its bytes are distributed as they are here.
+    fn intervals_of(&self, other: &Self, alignment: &Alignment) -> Vec<Interval> {
+        let mut theirs = other.intervals.clone();
+        let same: HashSet<usize> = alignment.saved.iter().flatten().map(|index| index.0).collect();
+        for (_, saved) in other.saved.iter().enumerate().filter(|(index, _)| !same.contains(index)) {
+            // Here it is no saved tensor, so there it counts as other bytes.
+            let last = saved.used_in().max().unwrap_or(saved.at);
+            theirs.iter_mut().take(last + 1).skip(saved.at).for_each(|interval| interval.other_bytes += saved.bytes);
+        }
+        let points = alignment.events.iter().enumerate().filter_map(|(own, other)| Some((own, (*other)?)));
+        let ends = (self.intervals.len().saturating_sub(1), theirs.len().saturating_sub(1));
+        let mut intervals = Vec::with_capacity(self.intervals.len());
+        let mut begin = (0, 0);
+        for (own_end, their_end) in points.chain([ends]) {
+            let own = self.intervals.get(begin.0..=own_end).unwrap_or_default();
+            let their = theirs.get(begin.1..=their_end).unwrap_or_default();
+            let time_ns: u64 = their.iter().map(|interval| interval.time_ns).sum();
+            let bytes = their.iter().map(|interval| interval.other_bytes).max().unwrap_or(0);
+            let own_ns: u64 = own.iter().map(|interval| interval.time_ns).sum();
+            let own_bytes = own.iter().map(|interval| interval.other_bytes).max().unwrap_or(0);
+            let share = |own: u64, all: u64, their: u64| (u128::from(their) * u128::from(own) / u128::from(all)) as u64;
+            intervals.extend(own.iter().map(|interval| Interval {
+                time_ns: if own_ns == 0 {
+                    time_ns / own.len() as u64
+                } else {
+                    share(interval.time_ns, own_ns, time_ns)
+                },
+                other_bytes: if own_bytes == 0 { bytes } else { share(interval.other_bytes, own_bytes, bytes) },
+            }));
+            begin = (own_end + 1, their_end + 1);
+        }
+        intervals
     }
 
     /// Returns the number of intervals so far.

@@ -176,7 +176,9 @@ impl Budget {
         let tensor = Tensor::of(tensor)?;
         let look =
             if self.inner.steps.is(BudgetPhase::Watched) { self.recorder.look(tensor) } else { SavedFacts::default() };
-        let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.steps.engine.min_tensor_bytes() {
+        let may_go = is_plain && look.may_go;
+        let is_large = look.bytes.bytes as u64 >= self.inner.steps.engine.min_tensor_bytes();
+        let held = if may_go && is_large {
             let name = if self.inner.steps.engine.has_name() {
                 String::new()
             } else {
@@ -188,6 +190,9 @@ impl Budget {
             self.listen_again();
             held
         } else {
+            if may_go {
+                self.inner.steps.engine.pass_save();
+            }
             None
         };
         Ok(PackedTensor {
