@@ -13,7 +13,7 @@ pub(crate) struct Alignment {
     pub(crate) saved: Vec<Option<SavedIndex>>,
 }
 
-/// What happens at an event, apart from sizes.
+/// The kind of an event, with the tensor that it is about, and without its size.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum What {
     Save(SavedIndex),

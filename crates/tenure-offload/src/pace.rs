@@ -59,7 +59,7 @@ impl Position {
     }
 
     /// Returns the position with its sequence number counted from `begin`, that of the beginning of the step.
-    pub(crate) fn since(self, begin: u64) -> Self {
+    fn since(self, begin: u64) -> Self {
         match self {
             Self::Forward(sequence) => Self::Forward(sequence.wrapping_sub(begin)),
             Self::Backward(sequence) => Self::Backward(sequence.wrapping_sub(begin)),
@@ -126,8 +126,8 @@ impl SaveCounter {
 
 /// A save of a measured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PacedSave {
-    pub(crate) index: SavedIndex,
+struct PacedSave {
+    index: SavedIndex,
     /// The number of ticks before it.
     tick: u64,
 }
