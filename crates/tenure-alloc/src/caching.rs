@@ -87,12 +87,13 @@ pub trait CachingAllocator:
     /// [`release_cached`](Self::release_cached).
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Marks the point where the program begins to repeat itself, such as the start of a training step. An allocator
-    /// may let go of memory that the last cycles did not use, where that costs no memory.
+    /// Marks the point where the program begins to repeat itself, such as the start of a training step. Cycles of one
+    /// `kind` allocate much the same. An allocator may let go of memory that the last cycles did not use, where that
+    /// costs no memory, and may put blocks where they were in an earlier cycle of the kind.
     ///
     /// # Errors
     /// The backing fails.
-    fn begin_cycle(&self) -> Result<(), AllocError>;
+    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError>;
 
     /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
     ///

@@ -207,9 +207,10 @@ impl Memory {
         memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// Begins a step: the allocator gives back address ranges and memory that the last steps did not use.
-    pub(crate) fn begin_step(&self) -> Result<(), OffloadError> {
-        let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle());
+    /// Begins a step of a kind: the allocator gives back address ranges and memory that the last steps did not use, and
+    /// puts blocks where they were in earlier steps of the kind.
+    pub(crate) fn begin_step(&self, kind: u64) -> Result<(), OffloadError> {
+        let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle(kind));
         begun.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 

@@ -48,7 +48,7 @@ impl OffloadStep {
             (Pass::Budgeted, Course::Unwatched { .. }) => inner.unwatched_bytes(),
             (Pass::Budgeted, _) => inner.ledger.lock().limit_bytes(),
         })?;
-        inner.memory.begin_step()?;
+        inner.memory.begin_step(signature.kind)?;
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
         inner.start_allocation_clock();

@@ -173,7 +173,7 @@ impl CachingAllocator for NativeAllocator {
     }
 
     /// Does nothing: segments stay where they are.
-    fn begin_cycle(&self) -> Result<(), AllocError> {
+    fn begin_cycle(&self, _: u64) -> Result<(), AllocError> {
         Ok(())
     }
 

@@ -44,10 +44,10 @@ impl CachingAllocator for PagedAllocator {
     }
 
     /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
-    fn begin_cycle(&self) -> Result<(), AllocError> {
+    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError> {
         self.return_parked();
         let mut state = self.state.lock();
-        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle()?) }
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle(kind)?) }
     }
 
     /// Applies `ExpandableSegments` to private pools only: all other memory is mapped where it is needed anyway.

@@ -68,6 +68,12 @@ impl Chunk {
         if self.is_whole() { 0 } else { self.summary.suffix }
     }
 
+    /// Returns whether a range is free.
+    pub(super) fn is_free(&self, offset: u64, bytes: u64) -> bool {
+        let before = self.free.partition_point(|extent| extent.offset <= offset).checked_sub(1);
+        before.is_some_and(|at| self.free[at].end() >= offset + bytes)
+    }
+
     /// Takes a free range into use.
     ///
     /// # Panics

@@ -5,6 +5,8 @@
 //! chunks first, and takes the cheapest: the one that exceeds the allowance least, and among those the one with the
 //! least cost in mappings and in free bytes left in chunks partly in use.
 
+use smallvec::SmallVec;
+
 use super::space::Space;
 use crate::Address;
 
@@ -63,6 +65,17 @@ struct OpenRun {
     bytes: u64,
 }
 
+/// The free memory that can complete a block, as (bytes, index of the chunk).
+#[derive(Clone, Copy)]
+struct FreeChunks<'a> {
+    /// Whole chunks, from the largest down.
+    whole: &'a [(u64, usize)],
+    /// Free starts of chunks in use, from the smallest up.
+    prefixes: &'a [(u64, usize)],
+    /// Returns whether a chunk is not in the block's beginning or its window.
+    is_usable: &'a dyn Fn(usize) -> bool,
+}
+
 /// A plan under consideration.
 struct CandidatePlan {
     /// The cost of the candidate: (bytes beyond the allowance, cost in bytes).
@@ -102,15 +115,12 @@ impl Space {
         prefixes.sort_unstable();
 
         let mut best: Option<CandidatePlan> = None;
-        let mut consider = |candidate: CandidatePlan| {
-            if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
-                best = Some(candidate);
-            }
-        };
-        self.offer_completions(need, BlockStart::Fresh, 0, &whole_chunks, &prefixes, &mut consider);
+        let free = FreeChunks { whole: &whole_chunks, prefixes: &prefixes, is_usable: &|_| true };
+        self.offer_completions(need, BlockStart::Fresh, 0, &free, &mut best);
         for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
             let bytes = chunk.free_suffix().min(need.bytes);
-            self.offer_completions(need, BlockStart::Suffix(index), bytes, &whole_chunks, &prefixes, &mut consider);
+            let others = FreeChunks { is_usable: &|other| other != index, ..free };
+            self.offer_completions(need, BlockStart::Suffix(index), bytes, &others, &mut best);
         }
         let mut in_window = vec![false; self.chunks.capacity()];
         for open in self.open_runs(need).into_iter().take(OPEN_RUNS) {
@@ -118,10 +128,8 @@ impl Space {
             in_window.fill(false);
             self.windows.get(open.window).chunks.iter().for_each(|(_, index)| in_window[*index] = true);
             let start = BlockStart::Open { window: open.window, address: open.address };
-            let other = |chunks: &[(u64, usize)]| -> Vec<_> {
-                chunks.iter().copied().filter(|(_, index)| !in_window[*index]).collect()
-            };
-            self.offer_completions(need, start, open.bytes, &other(&whole_chunks), &other(&prefixes), &mut consider);
+            let others = FreeChunks { is_usable: &|other| !in_window[other], ..free };
+            self.offer_completions(need, start, open.bytes, &others, &mut best);
         }
         let best = best.filter(|best| may_exceed || best.cost.0 == 0)?;
         let sources = best.chunks.into_iter().map(ChunkSource::Chunk);
@@ -160,22 +168,25 @@ impl Space {
         open
     }
 
-    /// Calls `consider` with each way to complete a block that has `found` bytes so far: whole chunks, then the free
-    /// start of a chunk in use, one more whole chunk, or new chunks. `whole_chunks` are sorted from the largest down,
-    /// `prefixes` from the smallest up.
+    /// Makes the cheapest way to complete a block, which has `found` bytes so far, the best one if it is cheaper: whole
+    /// chunks, then the free start of a chunk in use, one more whole chunk, or new chunks.
     fn offer_completions(
         &self,
         need: &Need<'_>,
         start: BlockStart,
         found: u64,
-        whole_chunks: &[(u64, usize)],
-        prefixes: &[(u64, usize)],
-        consider: &mut impl FnMut(CandidatePlan),
+        free: &FreeChunks<'_>,
+        best: &mut Option<CandidatePlan>,
     ) {
+        let FreeChunks { whole, prefixes, is_usable } = *free;
         let mut rest = need.bytes - found;
-        let mut taken = Vec::new();
-        for &(bytes, index) in whole_chunks {
-            if bytes <= rest {
+        let mut taken = SmallVec::<[usize; 16]>::new();
+        let mut next = 0;
+        while rest > 0 {
+            next += whole[next..].partition_point(|(bytes, _)| *bytes > rest);
+            let Some(&(bytes, index)) = whole.get(next) else { break };
+            next += 1;
+            if is_usable(index) {
                 rest -= bytes;
                 taken.push(index);
             }
@@ -184,20 +195,21 @@ impl Space {
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
             let mappings =
                 new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
-            let cost = base_cost + MAPPING_COST * signed(mappings) + left;
-            let excess = new_bytes.saturating_sub(need.allowance);
-            let chunks = taken.iter().copied().chain(extra).collect();
-            consider(CandidatePlan { cost: (excess, cost), start, chunks, new_bytes, last });
+            let cost = (new_bytes.saturating_sub(need.allowance), base_cost + MAPPING_COST * signed(mappings) + left);
+            if best.as_ref().is_none_or(|best| cost < best.cost) {
+                let chunks = taken.iter().copied().chain(extra).collect();
+                *best = Some(CandidatePlan { cost, start, chunks, new_bytes, last });
+            }
         };
         if rest == 0 {
             return offer(None, 0, None, 0);
         }
-        let usable = |index: usize| start != BlockStart::Suffix(index);
         let enough = prefixes.partition_point(|(bytes, _)| *bytes < rest);
-        if let Some(&(bytes, index)) = prefixes[enough..].iter().find(|(_, index)| usable(*index)) {
+        if let Some(&(bytes, index)) = prefixes[enough..].iter().find(|(_, index)| is_usable(*index)) {
             offer(None, 0, Some(index), piece_cost(bytes - rest) - piece_cost(bytes));
         }
-        let smallest = whole_chunks.iter().rev().find(|(bytes, index)| *bytes >= rest && !taken.contains(index));
+        let large = &whole[..whole.partition_point(|(bytes, _)| *bytes >= rest)];
+        let smallest = large.iter().rev().find(|(_, index)| is_usable(*index) && !taken.contains(index));
         if let Some(&(bytes, index)) = smallest {
             offer(Some(index), 0, None, piece_cost(bytes - rest));
         }
@@ -205,10 +217,10 @@ impl Space {
         offer(None, new_bytes, None, piece_cost(new_bytes - rest));
         // New chunks can come before the start of a chunk in use. The longest start sets how few new bytes suffice, and
         // the shortest start that suffices with them is taken.
-        if let Some(&(longest, _)) = prefixes[..enough].iter().rev().find(|(_, index)| usable(*index)) {
+        if let Some(&(longest, _)) = prefixes[..enough].iter().rev().find(|(_, index)| is_usable(*index)) {
             let new_bytes = (rest - longest).next_multiple_of(need.granularity);
             let shortest = prefixes.partition_point(|(bytes, _)| bytes + new_bytes < rest);
-            if let Some(&(bytes, index)) = prefixes[shortest..enough].iter().find(|(_, index)| usable(*index)) {
+            if let Some(&(bytes, index)) = prefixes[shortest..enough].iter().find(|(_, index)| is_usable(*index)) {
                 let left = piece_cost(bytes + new_bytes - rest) - piece_cost(bytes);
                 offer(None, new_bytes, Some(index), left);
             }

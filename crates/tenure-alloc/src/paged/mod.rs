@@ -19,6 +19,7 @@ mod latch;
 mod mapping_recorder;
 mod parked;
 mod placement;
+mod places;
 mod private;
 mod progress;
 mod report;

@@ -51,6 +51,7 @@ impl PagedState {
                 (made?, true)
             }
         };
+        self.places.note(stream, bytes, found.0);
         self.peak_requested = peak;
         self.count_change();
         self.streak = self.streak.saturating_add(1);
@@ -66,7 +67,8 @@ impl PagedState {
     fn find_free(&mut self, bytes: u64, stream: StreamId) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
-        // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
+        // 1. The block's place in an earlier cycle, if it is free and the stream may touch it, or else the first free
+        //    range, by address, that fits and that the stream may touch. No driver call. In a streak of
         //    allocations without a free, the range after the last block comes first, and then the first range that
         //    holds several such blocks. Blocks made in a streak (parameters, optimizer state) tend to live long, and
         //    are better kept together than spread over holes between blocks that do not. Slabs are an exception,
@@ -79,7 +81,13 @@ impl PagedState {
         let space = &mut self.space;
         let progress = &mut self.progress;
         let mut found = None;
-        if keeps_together {
+        if let Some(address) = self.places.expected(stream, bytes)
+            && let Some(place) = space.free_place(address, bytes)
+            && space.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()
+        {
+            found = Some(place);
+        }
+        if found.is_none() && keeps_together {
             found = space.range_after_last_block(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
@@ -239,7 +247,8 @@ impl PagedState {
     }
 
     /// See [`CachingAllocator::begin_cycle`](crate::CachingAllocator::begin_cycle).
-    pub(super) fn begin_cycle(&mut self) -> Result<(), BackingError> {
+    pub(super) fn begin_cycle(&mut self, kind: u64) -> Result<(), BackingError> {
+        self.places.begin_cycle(kind, self.space.reserved - self.space.free_bytes());
         let Self { space, progress, addresses, backing, .. } = self;
         let begun = space.begin_cycle(progress, addresses, &**backing);
         self.count_windows();

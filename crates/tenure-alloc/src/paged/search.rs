@@ -100,8 +100,16 @@ impl Space {
         Ok((fits && self.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()).then_some(place))
     }
 
+    /// Returns the place at an address, if the range from there is mapped and free.
+    pub(super) fn free_place(&self, address: Address, bytes: u64) -> Option<MappedAddress> {
+        let place = self.windows.find(address)?;
+        let free =
+            self.pieces(place, bytes).take_while(|piece| self.chunks[piece.chunk].is_free(piece.offset, piece.bytes));
+        (free.map(|piece| piece.bytes).sum::<u64>() == bytes).then_some(place)
+    }
+
     /// Returns the end of the first chunk in a range that `stream` may not use without waiting.
-    fn end_of_unready_chunk(
+    pub(super) fn end_of_unready_chunk(
         &mut self,
         place: MappedAddress,
         bytes: u64,

@@ -11,6 +11,7 @@ use super::directory::LoanKind;
 use super::large::{LargeBlock, LargeBlocks};
 use super::mapping_recorder::MappingRecorder;
 use super::parked::{Loan, NEVER_PARKED};
+use super::places::Places;
 use super::private::Private;
 use super::progress::DeviceProgress;
 use super::space::Space;
@@ -32,6 +33,7 @@ pub(super) struct PagedState {
     pub(super) addresses: AddressSpace,
     pub(super) progress: DeviceProgress,
     pub(super) space: Space,
+    pub(super) places: Places,
     pub(super) private: Private,
     /// The counters of all reserved memory, of the blocks here and of those of private pools; and the limit.
     pub(super) accounts: Accounts,
@@ -104,6 +106,7 @@ impl PagedState {
             config,
             addresses,
             space,
+            places: Places::default(),
             private,
             accounts,
             blocks: LargeBlocks::default(),

@@ -223,6 +223,14 @@ impl Windows {
         MappedAddress { address, window, slot: self.windows[window].slot_of(address) }
     }
 
+    /// Returns the window and the slot that an address lies in, if it is mapped.
+    pub(super) fn find(&self, address: Address) -> Option<MappedAddress> {
+        let before = self.order.partition_point(|(first, _)| *first <= address).checked_sub(1)?;
+        let (_, window) = self.order[before];
+        let slot = self.windows[window].slot_of(address);
+        (address < self.windows[window].end()).then_some(MappedAddress { address, window, slot })
+    }
+
     /// Returns whether a window's summary is kept up to date; if not, [`summarize`](Self::summarize) it before use.
     #[inline]
     pub(super) fn is_maintained(&self, window: usize) -> bool {

@@ -248,7 +248,7 @@ fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
     let f = Fixture::new(tight());
     let blocks: Vec<u64> = (0..4).map(|_| f.alloc(16 * MIB)).collect();
     [0, 2].into_iter().for_each(|index: usize| f.free(blocks[index]));
-    let cycles = |count| (0..count).for_each(|_| f.allocator.begin_cycle().unwrap());
+    let cycles = |count| (0..count).for_each(|_| f.allocator.begin_cycle(0).unwrap());
     let pair = f.alloc(32 * MIB);
     cycles(8);
     assert_eq!(f.calls("unmap"), 0, "a window with a block stays");
@@ -262,6 +262,54 @@ fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
     cycles(1);
     assert_eq!(f.calls("unmap"), 1, "the pair's window goes, and those of the blocks stay");
     assert_eq!((f.reserved(), f.alloc(16 * MIB)), (64 * MIB, blocks[0]));
+}
+
+#[test]
+fn blocks_go_where_they_were_in_a_cycle_of_the_kind() {
+    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
+    let cycle = |kind| {
+        f.allocator.begin_cycle(kind).unwrap();
+        let block = f.alloc(16 * MIB);
+        f.free(block);
+        block
+    };
+    let first = f.alloc(16 * MIB);
+    let place = cycle(0);
+    f.free(first);
+    assert_eq!([cycle(0), cycle(1), cycle(0), cycle(1)], [place, first, place, first]);
+    let _taken = (f.allocator.begin_cycle(2).unwrap(), f.alloc(16 * MIB), f.alloc(16 * MIB));
+    assert!(![place, first].contains(&cycle(0)), "the place is taken");
+}
+
+#[test]
+fn cycles_of_a_kind_that_begin_with_other_bytes_in_use_have_places_of_their_own() {
+    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
+    let pass = |work_mib| {
+        f.allocator.begin_cycle(0).unwrap();
+        let work = (work_mib > 0).then(|| f.alloc(work_mib * MIB));
+        let gradient = f.alloc(16 * MIB);
+        work.into_iter().for_each(|work| f.free(work));
+        gradient
+    };
+    // The first pass's gradient is there in the second one, which goes where the first one's work was.
+    let (first, second) = (pass(32), pass(0));
+    assert!(second < first);
+    [first, second].into_iter().for_each(|block| f.free(block));
+    assert_eq!((pass(0), pass(0)), (first, second));
+}
+
+#[test]
+fn a_cycle_may_leave_out_blocks_or_have_others() {
+    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
+    let cycle = |sizes: &[u64]| {
+        f.allocator.begin_cycle(0).unwrap();
+        let blocks: Vec<u64> = sizes.iter().map(|mib| f.alloc(mib * MIB)).collect();
+        blocks.iter().for_each(|block| f.free(*block));
+        blocks
+    };
+    let all = cycle(&[16, 32, 48, 64]);
+    assert_eq!(cycle(&[16, 48, 64]), [all[0], all[2], all[3]], "one is left out");
+    assert_eq!(cycle(&[16, 8, 48, 64])[2..], all[2..], "one is added");
 }
 
 #[test]

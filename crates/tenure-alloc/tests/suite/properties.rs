@@ -26,6 +26,7 @@ enum Op {
     Retag { index: usize, tag: usize },
     Pass { stream: u64 },
     ReleaseCached,
+    BeginCycle { kind: u64 },
     BeginPool,
     EndPool,
     ReleasePool,
@@ -37,7 +38,9 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let bytes = prop_oneof![1..2000_u64, 1..MIB, 1..12 * MIB, MIB..90 * MIB];
+    // Blocks of few sizes correspond to blocks of earlier cycles.
+    let few = (1..4_u64).prop_map(|count| count * 8 * MIB);
+    let bytes = prop_oneof![1..2000_u64, 1..MIB, 1..12 * MIB, MIB..90 * MIB, few];
     prop_oneof![
         8 => (bytes, 0..STREAMS, 0..Tag::ALL.len())
             .prop_map(|(bytes, stream, tag)| Op::Allocate { bytes, stream, tag }),
@@ -46,6 +49,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (any::<usize>(), 0..Tag::ALL.len()).prop_map(|(index, tag)| Op::Retag { index, tag }),
         2 => (0..STREAMS).prop_map(|stream| Op::Pass { stream }),
         1 => Just(Op::ReleaseCached),
+        1 => (0..2_u64).prop_map(|kind| Op::BeginCycle { kind }),
         1 => Just(Op::BeginPool),
         1 => Just(Op::EndPool),
         1 => prop_oneof![3 => Just(Op::BeginOwn), 3 => Just(Op::EndOwn), 1 => Just(Op::ReleasePool)],
@@ -212,6 +216,7 @@ impl Model {
             }
             Op::Pass { stream } => self.backing.pass(StreamId(stream)),
             Op::ReleaseCached => self.allocator.release_cached()?,
+            Op::BeginCycle { kind } => self.allocator.begin_cycle(kind)?,
             Op::BeginPool if !self.capturing => {
                 self.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == StreamId(1)))?;
                 self.capturing = true;

@@ -28,8 +28,8 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.release_cached_in(pool)
     }
 
-    fn begin_cycle(&self) -> Result<(), AllocError> {
-        self.inner.begin_cycle()
+    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError> {
+        self.inner.begin_cycle(kind)
     }
 
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
