@@ -109,10 +109,12 @@ impl StepCache {
         self.add(StepKey::Measured(signature.id), signature, profiled);
     }
 
-    /// Replaces the profile of measured steps with a signature by a better one. Their plan becomes outdated.
-    pub(crate) fn update(&mut self, signature: Signature, profiled: Arc<Profiled>) {
+    /// Replaces the profile of measured steps with a signature by a better one. If it differs much, their plan becomes
+    /// outdated.
+    pub(crate) fn update(&mut self, signature: Signature, profiled: Arc<Profiled>, is_outdated: bool) {
         if let Some(step) = self.steps.get_mut(&StepKey::Measured(signature.id)) {
-            (step.profiled, step.is_outdated) = (profiled, true);
+            step.profiled = profiled;
+            step.is_outdated |= is_outdated;
         }
     }
 
@@ -244,7 +246,7 @@ mod tests {
         cache.insert(1.into(), Arc::clone(&first));
         assert_eq!(known(&mut cache), (None, false));
         cache.insert_plan(StepKey::Measured(1), &first, plan(1));
-        cache.update(1.into(), Arc::clone(&timed));
+        cache.update(1.into(), Arc::clone(&timed), true);
         assert_eq!(known(&mut cache), (Some(1), true));
         // The plan was begun before the step was timed.
         cache.insert_plan(StepKey::Measured(1), &first, plan(2));

@@ -46,7 +46,7 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
         _ => *event,
     };
     let events = near.events.iter().map(event).collect();
-    Some(Profiled { events, profile, is_timed: true, is_estimate: true, ..near.clone() })
+    Some(Profiled { events, profile, untimed_steps: 0, is_estimate: true, ..near.clone() })
 }
 
 /// The peak that stands for a step in which an allocation found no room: more bytes than any memory has.

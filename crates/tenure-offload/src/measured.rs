@@ -13,7 +13,7 @@ use crate::machine::Peak;
 use crate::pace::PaceMeter;
 use crate::place::{OffloadTensor, Recomputation, SavedBytesId};
 use crate::profile::Profile;
-use crate::profiled::{Making, OperationAt, Operations, Profiled, StepEvent};
+use crate::profiled::{Making, OperationAt, Operations, Profiled, StepEvent, TIMED_STEPS};
 
 /// The measurements of a step.
 pub(crate) struct Measured {
@@ -223,7 +223,7 @@ impl Measured {
         let pace = pace.map(|pace| pace.finish(&is_event));
         let events = events.into_iter().filter(|event| *event != StepEvent::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
-        let (is_timed, is_estimate) = (false, false);
+        let (untimed_steps, is_estimate) = (TIMED_STEPS, false);
         Ok(Profiled {
             events,
             profile,
@@ -234,7 +234,7 @@ impl Measured {
             codecs,
             allocated_bytes,
             state_bytes,
-            is_timed,
+            untimed_steps,
             is_estimate,
         })
     }
@@ -353,10 +353,14 @@ mod tests {
         profiled.profile.saved_mut(SavedIndex(1)).recipe =
             Some(crate::Recipe { inputs: Vec::new(), operations: 1, time_ns: 11_000_000 });
         // Nothing is known of the step's last interval.
-        let timed = profiled.timed(&[60_000_000, 10_000_000]);
+        let (timed, is_shorter) = profiled.timed(&[60_000_000, 10_000_000]);
         let recipe = |profiled: &Profiled| profiled.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns);
         assert_eq!(timed.profile.times().take(2).collect::<Vec<_>>(), [50_000_000, 10_000_000]);
         assert_eq!(recipe(&timed), Some(5_500_000));
-        assert_eq!(recipe(&timed.timed(&[1, 30_000_000])), Some(5_500_000));
+        let (timed_again, _) = timed.timed(&[1, 30_000_000]);
+        assert_eq!(recipe(&timed_again), Some(5_500_000));
+        assert!(is_shorter && timed.untimed_steps == TIMED_STEPS - 1, "another step is timed");
+        let (settled, is_shorter) = timed.timed(&[49_000_000, 10_000_000]);
+        assert!(!is_shorter && settled.untimed_steps == 0, "the step took as long as before");
     }
 }

@@ -12,6 +12,13 @@ use crate::place::{IntermediateBytes, Recomputation, RecomputeInput, RecomputeIn
 use crate::profile::{Profile, Recipe};
 use crate::schedule::{OffloadAction, Schedule};
 
+/// The most planned steps whose times are measured. In the first ones, the host may be late: libraries are loaded, and
+/// the allocator still looks for places.
+pub(crate) const TIMED_STEPS: u8 = 3;
+
+/// Times that differ by less than one part in this many are the same.
+const SAME_TIME_PART: u64 = 32;
+
 /// An event that ends an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepEvent {
@@ -51,9 +58,9 @@ pub(crate) struct Profiled {
     pub(crate) allocated_bytes: u64,
     /// The part of them that is the program's state.
     pub(crate) state_bytes: u64,
-    /// Whether the intervals were timed while the device did not wait for the host. Otherwise a device's times include
-    /// gaps between operations, in which the host had asked for nothing.
-    pub(crate) is_timed: bool,
+    /// The most planned steps that are still to be timed, while the device does not wait for the host. Until one was, a
+    /// device's times include gaps between operations, in which the host had asked for nothing.
+    pub(crate) untimed_steps: u8,
     /// Whether the profile is an estimate. Its sizes are only about right then.
     pub(crate) is_estimate: bool,
 }
@@ -81,12 +88,16 @@ impl Profiled {
     }
 
     /// Returns the measurement with the interval times of a planned step where those are shorter. The time to recompute
-    /// a tensor shrinks in proportion to the intervals in which it was made.
-    pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
-        let mut timed = Self { is_timed: true, ..self.clone() };
+    /// a tensor shrinks in proportion to the intervals in which it was made. Also returns whether the step was much
+    /// shorter; if not, no further one is timed.
+    pub(crate) fn timed(&self, times_ns: &[u64]) -> (Self, bool) {
         let before: Vec<u64> = self.profile.times().collect();
         let mut least = before.clone();
         least.iter_mut().zip(times_ns).for_each(|(least, time_ns)| *least = (*least).min(*time_ns));
+        let (sum_ns, least_sum_ns): (u64, u64) = (before.iter().sum(), least.iter().sum());
+        let is_shorter = least_sum_ns < sum_ns - sum_ns / SAME_TIME_PART;
+        let untimed_steps = if is_shorter { self.untimed_steps.saturating_sub(1) } else { 0 };
+        let mut timed = Self { untimed_steps, ..self.clone() };
         timed.profile.set_times(least.iter().copied());
         for (index, making) in self.makings.iter().enumerate() {
             let Some(recipe) = &mut timed.profile.saved_mut(SavedIndex(index)).recipe else { continue };
@@ -95,12 +106,12 @@ impl Profiled {
             let after = sum(&least);
             recipe.time_ns = (recipe.time_ns as f64 * after as f64 / before.max(1) as f64) as u64;
         }
-        timed
+        (timed, is_shorter)
     }
 
     /// Returns the measurement with the times of groups of neighbouring intervals in a planned step: each with the number
     /// of events before its end. Within a group, the intervals take their shares of its time.
-    pub(crate) fn timed_in_groups(&self, ends: &[usize], times_ns: &[u64]) -> Self {
+    pub(crate) fn timed_in_groups(&self, ends: &[usize], times_ns: &[u64]) -> (Self, bool) {
         let before: Vec<u64> = self.profile.times().collect();
         let mut times = before.clone();
         let mut begin = 0;

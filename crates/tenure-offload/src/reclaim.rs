@@ -12,7 +12,7 @@ use crate::ledger::Ledger;
 use crate::place::Place;
 
 /// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up.
-const SPARE_PART: u64 = 64;
+const SPARE_PART: u64 = 32;
 
 /// Makes room for an allocation, and returns whether it could. First releases the source of a spill under way, after
 /// waiting for its copy. If there is none, spills tensors that no caller uses, the one that is needed last first, or,

@@ -133,7 +133,7 @@ impl EngineInner {
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         // In the first step of a plan, the allocator may have to join pages, for blocks that lie elsewhere than before.
         let is_tried = planned.is_tried.load(Ordering::Relaxed);
-        let is_timed_now = self.memory.device().is_some() && !profiled.is_timed && is_tried;
+        let is_timed_now = self.memory.device().is_some() && profiled.untimed_steps > 0 && is_tried;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
         let pacing = match (&planned.timetable, self.paced.get()) {
             (Some(timetable), Some(front_end)) => {
@@ -285,11 +285,11 @@ impl EngineInner {
                 }
                 if let Some(clock) = clock {
                     let times_ns = clock.finish()?;
-                    let timed = match pacing {
+                    let (timed, is_shorter) = match pacing {
                         Pacing::Events { .. } => profiled.timed(&times_ns),
                         Pacing::Ticks(paced) => profiled.timed_in_groups(paced.timed(), &times_ns),
                     };
-                    ledger.steps.update(signature, Arc::new(timed));
+                    ledger.steps.update(signature, Arc::new(timed), is_shorter);
                 }
             }
             Course::Unwatched { allocated_bytes } => {
