@@ -332,7 +332,6 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
         "Memory by tier during step 3",
         "Links during step 3",
         "What was saved in step 3",
-        "written to disk, peak ",
         "limit, peak ",
     ] {
         assert!(page.contains(said), "{said}");
