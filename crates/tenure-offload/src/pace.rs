@@ -462,10 +462,19 @@ pub(crate) struct Paced {
     begin: u64,
     /// The bytes by which the allocations of forward may still be larger than those of the measured step, all together.
     more_bytes: i64,
-    /// Whether the measured steps had other sizes. Then each tick is found by its position.
-    is_estimate: bool,
-    /// Whether an allocation differed from that of the measured step, or may do so.
-    has_varied: bool,
+    sizes: Sizes,
+}
+
+/// The sizes of a step's allocations, beside those of the measured one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sizes {
+    /// All have been the same so far.
+    #[default]
+    Same,
+    /// One differed.
+    Varied,
+    /// The measured steps had others. Then each tick is found by its position.
+    Estimated,
 }
 
 impl Paced {
@@ -477,8 +486,7 @@ impl Paced {
             operations_from: timetable.begins_with_operations.then_some(0),
             begin: position.sequence().unwrap_or(0),
             more_bytes: i64::try_from(more_bytes).unwrap_or(i64::MAX),
-            is_estimate,
-            has_varied: is_estimate,
+            sizes: if is_estimate { Sizes::Estimated } else { Sizes::Same },
             ..Self::default()
         }
     }
@@ -487,16 +495,18 @@ impl Paced {
     /// allocations are large enough to count. None if the step does something else than the measured one, or takes much
     /// more.
     pub(crate) fn place(&mut self, pace: &Pace, tick: Tick, position: Position) -> Option<TickPlace> {
-        if !self.is_estimate {
-            if tick.is_expected && pace.may_be_at(tick.number, position) {
+        if tick.is_expected && self.sizes != Sizes::Estimated {
+            if pace.may_be_at(tick.number, position) {
                 return Some(TickPlace::At(tick.number));
             }
-            if tick.is_expected && !self.has_varied {
+            if self.sizes == Sizes::Same {
                 // There are more operations, or fewer.
                 return None;
             }
         }
-        self.has_varied = true;
+        if self.sizes == Sizes::Same {
+            self.sizes = Sizes::Varied;
+        }
         let place = pace.place(tick.number, tick.bytes, position.since(self.begin))?;
         if let Position::Forward(_) = position {
             let expected = match place {
@@ -510,7 +520,7 @@ impl Paced {
 
     /// Returns whether an allocation differed from that of the measured step, or may have done so.
     pub(crate) fn has_varied(&self) -> bool {
-        self.has_varied
+        self.sizes != Sizes::Same
     }
 
     /// Returns the tick of the next stop.

@@ -11,7 +11,8 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::place::Place;
 
-/// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up.
+/// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up, and blocks
+/// may lie in the way of others.
 const SPARE_PART: u64 = 32;
 
 /// Makes room for an allocation, and returns whether it could. First releases the source of a spill under way, after

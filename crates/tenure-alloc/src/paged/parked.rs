@@ -15,7 +15,8 @@
 //! So parked memory is a stack. A loan that does not continue it makes the heap give all of it back, and so does every
 //! request that the stack's top does not serve. Placement is then the same as without parking, up to second-order
 //! effects: other streams do not see parked memory until no free range serves them, and a reused block does not count
-//! as a use of its window. The recorded programs give the same results to the byte and to the driver call.
+//! as a use of its window, nor as a block of its cycle. The recorded programs give the same results to the byte and to
+//! the driver call.
 
 use smallvec::SmallVec;
 

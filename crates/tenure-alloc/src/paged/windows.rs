@@ -225,10 +225,9 @@ impl Windows {
 
     /// Returns the window and the slot that an address lies in, if it is mapped.
     pub(super) fn find(&self, address: Address) -> Option<MappedAddress> {
-        let before = self.order.partition_point(|(first, _)| *first <= address).checked_sub(1)?;
-        let (_, window) = self.order[before];
-        let slot = self.windows[window].slot_of(address);
-        (address < self.windows[window].end()).then_some(MappedAddress { address, window, slot })
+        let (first, _) = *self.order.first()?;
+        let place = (first <= address).then(|| self.locate(address))?;
+        (address < self.windows[place.window].end()).then_some(place)
     }
 
     /// Returns whether a window's summary is kept up to date; if not, [`summarize`](Self::summarize) it before use.
