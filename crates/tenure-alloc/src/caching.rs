@@ -1,5 +1,6 @@
 //! [`CachingAllocator`]: the interface of a device's caching allocator, in one trait for each concern.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tenure_core::{KeyId, StreamId, Tag};
@@ -73,7 +74,7 @@ pub enum Tuning {
 /// A device's caching allocator: the interface of PyTorch's `DeviceCachingAllocator`. This trait has the calls that
 /// decide when memory is reused and given back; each of the traits that it includes has one other concern.
 pub trait CachingAllocator:
-    Resource + LiveBlocks + MemoryReports + MemoryLimits + PrivatePools + PoolCheckpoints
+    Resource + LiveBlocks + MemoryReports + MemoryLimits + PrivatePools + PoolCheckpoints + Cycles
 {
     /// Records that `stream` uses the block at `address` too. After its free, the block is not reused until that stream
     /// has finished the work that was put on it before the free.
@@ -87,19 +88,62 @@ pub trait CachingAllocator:
     /// [`release_cached`](Self::release_cached).
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;
 
+    /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the value makes no sense.
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
+}
+
+/// A block of a cycle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CycleBlock {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its lifetime, in numbers of blocks: it begins with its own number and ends with that of the first block that was
+    /// placed after its free.
+    pub lifetime: Range<usize>,
+}
+
+/// A cycle that repeats an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepeatedCycle {
+    /// Its blocks, in the order in which they were placed.
+    pub blocks: Vec<CycleBlock>,
+    /// The bytes of the range that there is for them now.
+    pub room_bytes: u64,
+    /// The bytes by which the allocator's memory may still grow.
+    pub growth_bytes: u64,
+}
+
+/// What an allocator learns from a program that repeats itself. By default, nothing.
+pub trait Cycles {
     /// Marks the point where the program begins to repeat itself, such as the start of a training step. Cycles of one
     /// `kind` allocate much the same. An allocator may let go of memory that the last cycles did not use, where that
     /// costs no memory, and may put blocks where they were in an earlier cycle of the kind.
     ///
     /// # Errors
     /// The backing fails.
-    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError>;
+    fn begin_cycle(&self, _kind: u64) -> Result<(), AllocError> {
+        Ok(())
+    }
 
-    /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
+    /// Returns the earlier cycle that the one which has just begun is like, if it would pay to
+    /// [lay it out](Self::lay_out_cycle): it repeated an earlier cycle, and had memory mapped for it all the same. The
+    /// same blocks are offered a few times only.
+    fn repeated_cycle(&self) -> Option<RepeatedCycle> {
+        None
+    }
+
+    /// Puts this cycle's blocks into one range of all the memory that is free for them, where each has an offset in
+    /// bytes, a multiple of 512. They are the blocks of [`repeated_cycle`](Self::repeated_cycle), and those that would
+    /// reach beyond the range go elsewhere. So does a block whose place is taken when it is allocated.
     ///
     /// # Errors
-    /// [`AllocError::InvalidSetting`] if the value makes no sense.
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
+    /// The backing fails. Then blocks go where they would have gone.
+    fn lay_out_cycle(&self, _offsets: &[u64]) -> Result<(), AllocError> {
+        Ok(())
+    }
 }
 
 /// Questions about single live blocks, and changes of what is recorded for them.

@@ -40,8 +40,8 @@ pub use arena::Arena;
 pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 pub use bump::BumpPool;
 pub use caching::{
-    CachingAllocator, Divisions, FreeMemoryCallback, LiveBlocks, MemoryLimits, MemoryReports, OutOfMemory,
-    OutOfMemoryObserver, PoolCheckpoints, PrivatePools, Tuning,
+    CachingAllocator, CycleBlock, Cycles, Divisions, FreeMemoryCallback, LiveBlocks, MemoryLimits, MemoryReports,
+    OutOfMemory, OutOfMemoryObserver, PoolCheckpoints, PrivatePools, RepeatedCycle, Tuning,
 };
 pub use error::AllocError;
 pub use history::{

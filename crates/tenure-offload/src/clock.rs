@@ -1,13 +1,14 @@
 //! The clock of a step, which measures how long the device or the host computes in each interval.
 
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
-/// The time that an idle device waits before an interval, so that the host gets ahead of it: enough for the host to ask
-/// for some hundred operations.
+/// The longest time that a device waits until the host has asked for an interval's work. It waits so long if the host
+/// waits for the device meanwhile.
 pub(crate) const LEAD: Duration = Duration::from_millis(20);
 
 /// A source of the host's time.
@@ -27,14 +28,55 @@ pub(crate) struct IntervalClock {
     ended: usize,
     /// The begin of the current interval, or of its part since a pause.
     began: Option<Mark>,
-    /// How long an idle device waits before an interval; zero for no wait.
+    /// The longest time that a device waits before an interval; zero for no wait.
     lead: Duration,
+    /// What the device waits for before the current interval.
+    gate: Option<Gate>,
     host_time: HostTime,
 }
 
 impl Default for IntervalClock {
     fn default() -> Self {
         Self::with_host_time(Arc::new(Instant::now))
+    }
+}
+
+/// Keeps a device waiting until it is dropped.
+struct Gate {
+    opened: Arc<Opened>,
+}
+
+/// Whether a [`Gate`] is open.
+struct Opened {
+    is_open: Mutex<bool>,
+    opens: Condvar,
+    /// The thread that opens it.
+    host: ThreadId,
+}
+
+impl Gate {
+    fn new() -> Self {
+        let opened = Opened { is_open: Mutex::new(false), opens: Condvar::new(), host: thread::current().id() };
+        Self { opened: Arc::new(opened) }
+    }
+}
+
+impl Opened {
+    /// Waits until the gate is open, but no longer than for `most`. Returns whether it is. A simulated device has no
+    /// thread of its own, and the host does not wait for itself.
+    fn wait(&self, most: Duration) -> bool {
+        let mut is_open = self.is_open.lock();
+        if thread::current().id() != self.host {
+            self.opens.wait_while_for(&mut is_open, |is_open| !*is_open, most);
+        }
+        *is_open
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *self.opened.is_open.lock() = true;
+        self.opened.opens.notify_all();
     }
 }
 
@@ -56,31 +98,22 @@ impl IntervalClock {
             ended: 0,
             began: None,
             lead: Duration::ZERO,
+            gate: None,
             host_time,
         }
     }
 
     /// Returns a clock whose intervals take the device's time, or the host's time where the host asks for work more
     /// slowly than the device does it. A device that waits for its host would count the wait as its own time. So a
-    /// device that has nothing left to do waits for `lead` before an interval, while the host goes on.
+    /// device that is about to catch up waits before an interval, or a part of one, until the host has asked for its
+    /// work, but no longer than for `lead`.
     pub(crate) fn with_lead(lead: Duration) -> Self {
         Self { lead, ..Self::default() }
     }
 
-    /// Begins an interval.
-    pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
-        if let (Some(stream), false) = (stream, self.lead.is_zero())
-            && self.is_idle()?
-        {
-            let lead = self.lead;
-            stream.host_function(move || thread::sleep(lead))?;
-        }
-        self.resume(stream)
-    }
-
-    /// Returns whether the device has passed the end of the last interval.
-    fn is_idle(&self) -> Result<bool, DriverError> {
-        self.spans.last().map_or(Ok(true), |(.., end)| end.is_passed())
+    /// Returns whether the device has begun the last interval, so that the host is ahead by less than one.
+    fn is_near(&self) -> Result<bool, DriverError> {
+        self.spans.last().map_or(Ok(true), |(_, began, _)| began.is_passed())
     }
 
     /// Ends the interval.
@@ -106,12 +139,13 @@ impl IntervalClock {
         Ok(())
     }
 
-    /// Adds the time since the host began to ask for work, if it does.
+    /// Adds the time since the host began to ask for work, if it does. The device need not wait any longer.
     fn stop_asking(&mut self) {
+        self.gate = None;
         self.asked += self.asking.take().map_or(Duration::ZERO, |since| (self.host_time)() - since);
     }
 
-    /// Pauses the interval: time until it is [resumed](Self::resume) does not count.
+    /// Pauses the interval: time until it [begins](Self::begin) again does not count.
     pub(crate) fn pause(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.stop_asking();
         if let Some(began) = self.began.take() {
@@ -120,8 +154,18 @@ impl IntervalClock {
         Ok(())
     }
 
-    /// Resumes the interval after a [`pause`](Self::pause).
-    pub(crate) fn resume(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+    /// Begins an interval, or resumes it after a [`pause`](Self::pause).
+    pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        if let (Some(stream), false) = (stream, self.lead.is_zero())
+            && self.is_near()?
+            && !stream.driver().is_capturing(stream.id())?
+        {
+            let gate = Gate::new();
+            let opened = Arc::clone(&gate.opened);
+            let lead = self.lead;
+            stream.host_function(move || _ = opened.wait(lead))?;
+            self.gate = Some(gate);
+        }
         self.began = Some(self.now(stream)?);
         self.asking = (!self.lead.is_zero()).then(|| (self.host_time)());
         Ok(())
@@ -193,6 +237,7 @@ impl Mark {
 mod tests {
     use tenure_device::memory::{DeviceMemory, MemoryConfig};
     use tenure_device::sim::{SimConfig, SimDriver};
+    use tenure_device::{Call, Driver};
 
     use super::*;
 
@@ -204,22 +249,44 @@ mod tests {
     }
 
     #[test]
-    fn a_device_waits_ahead_of_intervals_where_it_has_nothing_to_do() {
+    fn a_device_waits_at_a_gate_until_it_is_dropped() {
+        let day = Duration::from_secs(24 * 3600);
+        let gate = Gate::new();
+        let opened = Arc::clone(&gate.opened);
+        assert!(!opened.wait(day), "the host does not wait for itself");
+        let on_device = |most| {
+            let opened = Arc::clone(&opened);
+            thread::spawn(move || opened.wait(most))
+        };
+        assert!(!on_device(Duration::ZERO).join().unwrap());
+        let waiting = on_device(day);
+        drop(gate);
+        assert!(waiting.join().unwrap());
+    }
+
+    #[test]
+    fn a_device_waits_before_an_interval_if_it_has_begun_the_last_one() {
         let driver = Arc::new(SimDriver::new(SimConfig::default()));
-        let memory = DeviceMemory::new(driver, MemoryConfig::default()).unwrap();
+        let memory = DeviceMemory::new(Arc::clone(&driver) as Arc<dyn Driver>, MemoryConfig::default()).unwrap();
         let stream = memory.streams().null();
-        for (lead, times) in [(Duration::ZERO, 0), (Duration::from_millis(3), 2)] {
+        for (lead, waits) in [(Duration::ZERO, 0), (LEAD, 2)] {
             let mut clock = IntervalClock::with_lead(lead);
-            let since = Instant::now();
-            for _ in 0..2 {
+            let before = driver.calls(Some(Call::HostFunction));
+            for begins in [false, true, false] {
                 clock.begin(Some(&stream)).unwrap();
                 clock.end(Some(&stream)).unwrap();
-                stream.synchronize().unwrap();
+                if begins {
+                    stream.synchronize().unwrap();
+                }
             }
-            assert!(since.elapsed() >= lead * times);
-            assert_eq!(clock.finish().unwrap().len(), 2);
+            assert_eq!(driver.calls(Some(Call::HostFunction)) - before, waits);
+            assert_eq!(clock.finish().unwrap().len(), 3);
         }
-        // A pause does not count in its interval, nor in the time that the host takes to ask for its work.
+    }
+
+    #[test]
+    fn a_pause_is_no_part_of_an_interval() {
+        // Nor is it a part of the time that the host takes to ask for its work.
         for lead in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
             let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
             let time = Arc::clone(&now);
@@ -229,7 +296,7 @@ mod tests {
             pass(1);
             clock.pause(None).unwrap();
             pass(100);
-            clock.resume(None).unwrap();
+            clock.begin(None).unwrap();
             pass(2);
             clock.end(None).unwrap();
             assert_eq!(clock.finish().unwrap(), [3_000_000]);

@@ -1,10 +1,11 @@
 //! The course of a step: a measurement, a plan, or nothing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tenure_tier::codec::Choice;
 
 use crate::clock::IntervalClock;
@@ -29,6 +30,8 @@ pub(crate) enum Course {
         pacing: Pacing,
         /// The clock, if the intervals are to be timed.
         clock: Option<IntervalClock>,
+        /// Whether the plan was tried and is to stay.
+        is_settled: bool,
     },
     /// The step is known to fit into the budget without any moves.
     Unwatched {
@@ -62,6 +65,9 @@ pub(crate) struct Planned {
     pub(crate) watched_intervals: HashSet<usize>,
     /// The bytes that each interval needs at once.
     pub(crate) needed_bytes: Vec<u64>,
+    /// The bytes that were released within an interval, by the number of events before it: see
+    /// [`note_late_release`](Course::note_late_release).
+    pub(crate) late_bytes: Mutex<HashMap<usize, u64>>,
     /// The timetable, if the step's pace was measured.
     pub(crate) timetable: Option<Timetable>,
     /// Whether a step has followed the plan.
@@ -92,6 +98,22 @@ impl Course {
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
         let Self::Planned { planned, events, .. } = self else { return None };
         planned.needed_bytes.get(*events).copied()
+    }
+
+    /// Notes that an allocation of a planned interval found no room until so many bytes of spilled tensors were
+    /// released. Later steps of the plan release them where the interval begins. Nothing is noted of a step of other
+    /// sizes, which needs other bytes, nor of one that is timed, which has shorter intervals.
+    pub(crate) fn note_late_release(&self, bytes: u64) {
+        let Self::Planned { planned, events, pacing, clock: None, .. } = self else { return };
+        if !matches!(pacing, Pacing::Ticks(paced) if paced.has_varied()) {
+            *planned.late_bytes.lock().entry(*events).or_default() += bytes;
+        }
+    }
+
+    /// Returns the bytes that earlier steps released within the interval that begins now.
+    pub(crate) fn late_bytes(&self) -> u64 {
+        let Self::Planned { planned, events, .. } = self else { return 0 };
+        planned.late_bytes.lock().get(events).copied().unwrap_or(0)
     }
 
     /// Returns the nanoseconds that it takes to recompute a saved tensor, where that is known.
@@ -179,8 +201,8 @@ impl Course {
         Some(Arc::clone(&profiled.pace.as_ref().filter(|_| !profiled.is_estimate)?.sizes))
     }
 
-    /// Returns what the front end has to report when all that is saved is to be reported. None if that is so already, or
-    /// the step follows no timetable.
+    /// Returns what the front end has to report when all that is saved is to be reported. None if that is so already,
+    /// or the step follows no timetable.
     pub(crate) fn watch_all(&mut self, now: u64) -> Option<Watched> {
         let Self::Planned { pacing: Pacing::Ticks(paced), .. } = self else { return None };
         paced.watch_all(now)

@@ -80,8 +80,8 @@ impl Engine {
 
     /// Makes planned steps go by the program's allocations, which an
     /// [`AllocationClock`](tenure_device::allocation_clock::AllocationClock) counts: the front end then reports only
-    /// what the engine asks it to [watch](PacedFrontEnd::watch). It reports everything where it begins a step. The first
-    /// front end stays.
+    /// what the engine asks it to [watch](PacedFrontEnd::watch). It reports everything where it begins a step. The
+    /// first front end stays.
     pub fn count_allocations(&self, front_end: Arc<dyn PacedFrontEnd>) {
         if self.inner.paced.set(front_end).is_ok() {
             let inner = Arc::downgrade(&self.inner);
@@ -99,16 +99,17 @@ impl Engine {
         self.inner.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Sets whether steps may exceed the budget: an allocation that finds no room, although all that can leave has left, then
-    /// lifts the limit until the next step begins. The step's [report](crate::StepReport) says that it did. Where a planned
-    /// step's allocations can go to zero-copy memory, they do so instead. For budgets that were derived from steps, which a larger step shows to be too small.
+    /// Sets whether steps may exceed the budget: an allocation that finds no room, although all that can leave has
+    /// left, then lifts the limit until the next step begins. The step's [report](crate::StepReport) says that it did.
+    /// Where a planned step's allocations can go to zero-copy memory, they do so instead. For budgets that were derived
+    /// from steps, which a larger step shows to be too small.
     pub fn set_may_exceed(&self, may: bool) {
         self.inner.may_exceed.store(may, Ordering::Relaxed);
     }
 
     /// Sets the budget: the most bytes of the memory that may be held at any time, from the next step on.
     pub fn set_budget(&self, bytes: u64) {
-        self.inner.ledger.lock().set_budget(bytes);
+        self.inner.ledger.lock().set_budget(bytes, self.inner.memory.spare_bytes(bytes));
     }
 
     /// Reserves `bytes` of the budget for memory that the engine's allocator does not manage, from the next step on:
@@ -380,8 +381,8 @@ impl Engine {
         self.operations_from().is_some()
     }
 
-    /// Returns the [sequence number](crate::Position::Forward) from which on the plan may recompute operations that come
-    /// before the next save or need, if it may: 0 where the program's allocations are not counted.
+    /// Returns the [sequence number](crate::Position::Forward) from which on the plan may recompute operations that
+    /// come before the next save or need, if it may: 0 where the program's allocations are not counted.
     pub fn operations_from(&self) -> Option<u64> {
         self.inner.ledger.lock().course.operations_from()
     }
@@ -394,8 +395,8 @@ impl Engine {
     }
 
     /// Tells the engine that the front end is about to write to a storage on `stream`, such as to update a parameter
-    /// during backward. A plan then recomputes nothing from the bytes of `version` after this point of a step. In a step
-    /// that is not planned, tensors that were dropped and would be recomputed from them come back now.
+    /// during backward. A plan then recomputes nothing from the bytes of `version` after this point of a step. In a
+    /// step that is not planned, tensors that were dropped and would be recomputed from them come back now.
     ///
     /// # Errors
     /// The bytes of such a tensor cannot come back.
@@ -415,8 +416,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells the engine that an operation wrote to bytes and left their version as it was. If they are saved, they stay in
-    /// memory in this step, and in those that are planned by it.
+    /// Tells the engine that an operation wrote to bytes and left their version as it was. If they are saved, they stay
+    /// in memory in this step, and in those that are planned by it.
     pub fn stay(&self, id: SavedBytesId) {
         // The handle is dropped with the ledger unlocked, since it may be the last.
         let saved = self.inner.ledger.lock().find(id);

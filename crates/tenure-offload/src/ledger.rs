@@ -19,6 +19,7 @@ use crate::machine::Memory;
 use crate::pace::{PaceMeter, SavePlace};
 use crate::place::{IntermediateBytes, OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
+use crate::reclaim::SPARE_PART;
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
 use crate::schedule::OffloadAction;
 use crate::state::Overflow;
@@ -54,6 +55,8 @@ pub(crate) struct Ledger {
     /// The bytes of the budget that plans leave free. They grow when an allocation of a planned step finds no room, for
     /// example because pages are only partly in use.
     pub(crate) spare_bytes: u64,
+    /// Whether a planned step had too little room, so that state is to leave if plans cannot leave these bytes free.
+    pub(crate) is_spare_needed: bool,
     /// The codec for bytes that are written to a disk.
     pub(crate) codec: Choice,
     /// The profiles and plans of steps, by signature.
@@ -83,11 +86,15 @@ pub(crate) struct Ledger {
     pub(crate) refused: Option<OffloadError>,
 }
 
+/// Plans leave at most one part in this many of the budget free because of how blocks lie.
+const MOST_SPARE_PART: u64 = 8;
+
 impl Ledger {
-    /// Sets the budget, and discards the plans and spare bytes of the previous one.
-    pub(crate) fn set_budget(&mut self, bytes: u64) {
+    /// Sets the budget, and discards the plans of the previous one. New plans leave `spare_bytes` of it free, if they
+    /// can.
+    pub(crate) fn set_budget(&mut self, bytes: u64, spare_bytes: u64) {
         self.budget_bytes = Some(bytes);
-        self.spare_bytes = 0;
+        (self.spare_bytes, self.is_spare_needed) = (spare_bytes, false);
         self.steps.clear_plans();
         self.out_of_room.clear();
     }
@@ -145,7 +152,7 @@ impl Ledger {
     /// Ends a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.begin_peak(memory);
-        Ok(self.course.clock().map_or(Ok(()), |clock| clock.resume(stream))?)
+        Ok(self.course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
 
     /// Removes the spills that have ended and whose source the mover has released. Returns whether there was one.
@@ -155,16 +162,27 @@ impl Ledger {
         self.spills.len() < before
     }
 
-    /// Makes later plans leave more bytes free, as this step needed moves that its plan did not have. Returns false if they
-    /// leave as many as they may.
-    pub(crate) fn raise_spare_bytes(&mut self) -> bool {
-        let budget = self.budget_bytes.unwrap_or(0);
-        let may_raise = self.spare_bytes < budget / 8;
+    /// Returns whether state is to leave if plans cannot leave the spare bytes free.
+    pub(crate) fn must_spare(&self) -> bool {
+        self.is_spare_needed && self.steps.state_bytes() > 0
+    }
+
+    /// Makes later plans leave `bytes` more free, or as many as they may. Returns false if they do so already.
+    pub(crate) fn raise_spare_bytes(&mut self, bytes: u64) -> bool {
+        let most = self.budget_bytes.unwrap_or(0) / MOST_SPARE_PART;
+        let may_raise = bytes > 0 && self.spare_bytes < most;
         if may_raise {
-            self.spare_bytes += budget / 32;
+            self.spare_bytes = most.min(self.spare_bytes + bytes);
             self.steps.outdate_plans();
         }
         may_raise
+    }
+
+    /// Makes later plans leave more bytes free, as this step needed moves that its plan did not have. Returns false if
+    /// they leave as many as they may.
+    pub(crate) fn note_unplanned(&mut self) -> bool {
+        self.is_spare_needed = true;
+        self.raise_spare_bytes(self.budget_bytes.unwrap_or(0) / SPARE_PART)
     }
 
     /// Begins a step that follows `course`. Returns the previous course. The caller drops it after releasing the lock.
@@ -207,8 +225,8 @@ impl Ledger {
         self.saved_handles.get(&id).and_then(Weak::upgrade)
     }
 
-    /// See [`Engine::stay`](crate::Engine::stay). Returns a former place of the bytes, for the caller to drop when it has
-    /// released its locks.
+    /// See [`Engine::stay`](crate::Engine::stay). Returns a former place of the bytes, for the caller to drop when it
+    /// has released its locks.
     pub(crate) fn stay(&mut self, id: TensorId) -> Option<Place> {
         let index = self.index(id);
         if let (Course::Measured(measured), Some(index)) = (&mut self.course, index) {

@@ -29,6 +29,7 @@ mod estimate;
 mod flashneuron;
 mod identity;
 mod inner;
+mod layout;
 mod ledger;
 mod machine;
 mod measured;

@@ -11,6 +11,8 @@ use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
 use crate::error::OffloadError;
+use crate::layout;
+use crate::reclaim::SPARE_PART;
 
 /// A tier to spill to, and the transfers there and back.
 #[derive(Clone, Debug, PartialEq)]
@@ -214,12 +216,27 @@ impl Memory {
         begun.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
+    /// Lays out a step that has just begun. Returns the bytes that it would have to take less, if it is to be laid out:
+    /// see [`lay_out`](layout::lay_out).
+    pub(crate) fn lay_out_step(&self) -> u64 {
+        self.device().map_or(0, |memory| layout::lay_out(memory.allocator()))
+    }
+
     /// Returns the bytes of a limit that plans do not count on: unused parts of chunks, and what other threads need for
     /// a moment.
     pub fn slack_bytes(&self) -> u64 {
         match self {
             Self::Host(_) => 1 << 20,
             Self::Device(_) => 8 << 20,
+        }
+    }
+
+    /// Returns the bytes of a budget that plans leave free at first, if they can. On the host, pages are as good as
+    /// each other.
+    pub(crate) fn spare_bytes(&self, budget_bytes: u64) -> u64 {
+        match self {
+            Self::Host(_) => 0,
+            Self::Device(_) => budget_bytes / SPARE_PART,
         }
     }
 

@@ -60,7 +60,7 @@ impl EngineInner {
             && stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
         let mut ledger = self.ledger.lock();
         let first = ledger.first_of_step();
-        let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock } = &mut ledger.course
+        let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock, .. } = &mut ledger.course
         else {
             if let Course::Measured(measured) = &mut ledger.course {
                 measured.pace.iter_mut().for_each(|pace| pace.tick(tick, position));
@@ -121,8 +121,8 @@ impl EngineInner {
         self.paced.get().into_iter().for_each(|front_end| front_end.watch(ALL_SAVES));
     }
 
-    /// Makes the front end report all that is saved from now on, as an allocation finds no room: what is saved later can
-    /// then make room.
+    /// Makes the front end report all that is saved from now on, as an allocation finds no room: what is saved later
+    /// can then make room.
     pub(crate) fn watch_all(&self) {
         let Some(front_end) = self.paced.get() else { return };
         let watched = self.ledger.lock().course.watch_all(self.allocation_clock().now());
@@ -152,7 +152,7 @@ impl EngineInner {
         }
         let storage = self.bring_back(id, stream)?;
         if let Some(clock) = self.ledger.lock().course.clock() {
-            clock.resume(stream)?;
+            clock.begin(stream)?;
         }
         Ok(storage)
     }

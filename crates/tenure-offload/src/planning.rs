@@ -123,8 +123,16 @@ impl EngineInner {
                 Timetable::of(profiled, pace, &schedule, &repeated, &releases, budget_bytes)
             });
             let is_tried = AtomicBool::new(false);
-            let planned =
-                Planned { schedule, predicted, repeated, watched_intervals, needed_bytes, timetable, is_tried };
+            let planned = Planned {
+                schedule,
+                predicted,
+                repeated,
+                watched_intervals,
+                needed_bytes,
+                timetable,
+                is_tried,
+                late_bytes: Default::default(),
+            };
             Ok((planned, lacking_bytes.min(budget_bytes / RECOMPUTING_PART)))
         };
         let spare_bytes = self.ledger.lock().spare_bytes;
@@ -207,8 +215,8 @@ impl EngineInner {
         Ok(problem?)
     }
 
-    /// Returns the allocated bytes of weights, gradients, optimizer states and inputs that the engine does not manage, by
-    /// tag.
+    /// Returns the allocated bytes of weights, gradients, optimizer states and inputs that the engine does not manage,
+    /// by tag.
     fn permanent_bytes(&self) -> Vec<(Tag, u64)> {
         let tags = self.memory.statistics().tags;
         let ledger = self.ledger.lock();

@@ -11,9 +11,9 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::place::Place;
 
-/// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up, and blocks
-/// may lie in the way of others.
-const SPARE_PART: u64 = 32;
+/// One part in this many of a limit is left free by plans and ahead of an interval, since an allocator rounds sizes up,
+/// and blocks may lie in the way of others.
+pub(crate) const SPARE_PART: u64 = 32;
 
 /// Makes room for an allocation, and returns whether it could. First releases the source of a spill under way, after
 /// waiting for its copy. If there is none, spills tensors that no caller uses, the one that is needed last first, or,
@@ -39,8 +39,9 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
 /// Releases the source of a spill, or begins to evict tensors until there is one to release. Returns whether some
 /// memory was freed. If nothing can be, notes why.
 fn release_or_evict(inner: &EngineInner) -> bool {
+    let mut is_planned = true;
     loop {
-        match release_one(inner) {
+        match release_one(inner, is_planned) {
             Ok(true) => return true,
             Ok(false) => {}
             Err(error) => {
@@ -54,7 +55,10 @@ fn release_or_evict(inner: &EngineInner) -> bool {
         let mut ledger = inner.ledger.lock();
         match evict_one(inner, &mut ledger) {
             Some(Evicted::Freed) => return true,
-            Some(Evicted::Spilling) => continue,
+            Some(Evicted::Spilling) => {
+                is_planned = false;
+                continue;
+            }
             Some(Evicted::Arriving(id, arrival)) => {
                 drop(ledger);
                 // The next round evicts the tensor. A caller that needs it gets the error of its fetch.
@@ -124,8 +128,9 @@ pub(crate) fn release_all(inner: &EngineInner) -> Result<(), OffloadError> {
 
 /// Releases the source of the spill that began first, and returns whether there was one. On a device, the thread's
 /// stream waits for the copy in place of the host. Sources are then released in the same order in each step, however
-/// long copies take, so that the allocator finds the same free blocks.
-fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
+/// long copies take, so that the allocator finds the same free blocks. If its plan has that spill, later steps release
+/// it ahead.
+fn release_one(inner: &EngineInner, is_planned: bool) -> Result<bool, OffloadError> {
     let (id, spill) = {
         let mut ledger = inner.ledger.lock();
         let is_host = inner.memory.device().is_none();
@@ -140,6 +145,9 @@ fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
         }
     };
     if let Some(device) = inner.memory.device() {
+        if is_planned {
+            inner.ledger.lock().course.note_late_release(spill.bytes());
+        }
         spill.lead_to(&device.streams().current())?;
     }
     if !spill.keeps_source() {
@@ -174,7 +182,7 @@ pub(crate) fn release_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
         let spills = || ledger.spills.iter().map(|(_, spill)| spill);
         let spilling_bytes: u64 = spills().map(Stored::bytes).sum();
-        let mut excess = (needed + spilling_bytes).saturating_sub(room_bytes(limit));
+        let mut excess = (needed + spilling_bytes).saturating_sub(room_bytes(limit)) + ledger.course.late_bytes();
         let mut released = Vec::new();
         for spill in spills() {
             if excess == 0 {

@@ -49,6 +49,10 @@ impl OffloadStep {
             (Pass::Budgeted, _) => inner.ledger.lock().limit_bytes(),
         })?;
         inner.memory.begin_step(signature.kind)?;
+        if let Course::Planned { is_settled: true, .. } = course {
+            let lacking_bytes = inner.memory.lay_out_step();
+            inner.ledger.lock().raise_spare_bytes(lacking_bytes);
+        }
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
         inner.start_allocation_clock();
@@ -108,7 +112,7 @@ impl EngineInner {
         // The allocated bytes change a little from step to step, and with the batch.
         let least_allocated_bytes = (allocated_bytes - allocated_bytes / 16).saturating_sub(signature.input_bytes);
         let mut spare = Spare::Needed;
-        let (profiled, planned) = loop {
+        let (profiled, planned, is_outdated) = loop {
             let (cached, budget_bytes) = {
                 let mut ledger = self.ledger.lock();
                 (ledger.steps.look_up(signature, least_allocated_bytes), ledger.budget_bytes)
@@ -117,11 +121,11 @@ impl EngineInner {
                 self.make_room_for_measurement();
                 return Ok(self.measured(Pass::Budgeted));
             };
-            if self.ledger.lock().steps.state_bytes() == 0 {
+            if !self.ledger.lock().must_spare() {
                 spare = Spare::Optional;
             }
             match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX), spare) {
-                Ok(planned) => break (cached.profiled, planned),
+                Ok(planned) => break (cached.profiled, planned, cached.is_outdated),
                 Err(error) if self.make_room_for_plan(&error) => {}
                 // The state stays, as there is no room for it elsewhere.
                 Err(_) if spare == Spare::Needed => spare = Spare::Optional,
@@ -143,7 +147,8 @@ impl EngineInner {
             }
             _ => Pacing::Events { operations: 0 },
         };
-        Ok(Course::Planned { profiled, planned, events: 0, pacing, clock })
+        let is_settled = profiled.untimed_steps == 0 && is_tried && !is_outdated;
+        Ok(Course::Planned { profiled, planned, events: 0, pacing, clock, is_settled })
     }
 
     /// Ends the interval by an event, and takes the plan's actions after it.
@@ -267,13 +272,13 @@ impl EngineInner {
                 ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
-            Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
+            Course::Planned { profiled, planned, events, clock, pacing, .. } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 planned.is_tried.store(true, Ordering::Relaxed);
                 if has_exceeded {
                     ledger.steps.remove_unlike(signature);
                 } else if !profiled.is_estimate {
-                    let may_go_on = report.unplanned == 0 || ledger.raise_spare_bytes();
+                    let may_go_on = report.unplanned == 0 || ledger.note_unplanned();
                     if !may_go_on && overflow.is_some() {
                         ledger.steps.remove_unlike(signature);
                     }

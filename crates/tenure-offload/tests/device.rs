@@ -4,6 +4,7 @@
 
 use std::env;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -164,6 +165,32 @@ fn fetched_tensors_free_pinned_memory_for_the_next_step() {
         assert!(report.is_planned && report.spilled_bytes >= 20 * MIB, "{report:?}");
     }
     assert_eq!(engine.mover().disk().unwrap().statistics().written_bytes, before);
+}
+
+#[test]
+fn what_a_step_released_for_an_allocation_without_room_later_steps_release_ahead() {
+    let device = device(3);
+    let engine = engine(device, 80 * MIB);
+    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
+    step(&engine, device, &layers, Pass::Plain).unwrap();
+    engine.set_budget(40 * MIB);
+    // One of them is timed.
+    (0..3).for_each(|_| _ = step(&engine, device, &layers, Pass::Budgeted).unwrap());
+    let without_room = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&without_room);
+    let note = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    device.allocator().add_free_memory_callback(Box::new(note));
+    // The plan knows nothing of it, and has as much to spare.
+    let taken = device.allocate(Request::new(4 * MIB, device.streams().current_id())).unwrap();
+    let counts = [0; 4].map(|_| {
+        step(&engine, device, &layers, Pass::Budgeted).unwrap();
+        without_room.swap(0, Ordering::Relaxed)
+    });
+    assert!(counts[0] > 0 && counts[1..] == [0; 3], "{counts:?}");
+    device.free(taken.address).unwrap();
 }
 
 #[test]

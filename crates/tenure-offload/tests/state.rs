@@ -162,7 +162,7 @@ static ONE: Mutex<()> = Mutex::new(());
 #[test]
 fn state_leaves_where_no_step_fits_beside_it_and_keeps_its_bytes() {
     let _one = ONE.lock();
-    // A step needs some 24 MiB at once, and all of the state 64.
+    // A step takes 48 MiB, and all of the state 64.
     let (program, engine) = Program::new(64 * MIB, 256 << 20);
     for number in 0..6 {
         let report = program.step(&engine).unwrap();

@@ -32,8 +32,8 @@ pub use config::NativeConfig;
 use crate::accounts::Accounts;
 use crate::hooks::Hooks;
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, History, LiveBlocks, MappedChunk, MemoryReports, PoolId,
-    Request, Resource, Snapshot, Statistics, Tuning,
+    Address, AllocError, Backing, Block, CachingAllocator, Cycles, History, LiveBlocks, MappedChunk, MemoryReports,
+    PoolId, Request, Resource, Snapshot, Statistics, Tuning,
 };
 pub(crate) use engine::{Engine, Locked};
 pub(crate) use owner::EngineOwner;
@@ -172,17 +172,15 @@ impl CachingAllocator for NativeAllocator {
         })
     }
 
-    /// Does nothing: segments stay where they are.
-    fn begin_cycle(&self, _: u64) -> Result<(), AllocError> {
-        Ok(())
-    }
-
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
         let NativeState { engine, accounts } = &mut *self.state.lock();
         engine.tune(accounts, tuning)?;
         Ok(true)
     }
 }
+
+/// Segments stay where they are.
+impl Cycles for NativeAllocator {}
 
 impl LiveBlocks for NativeAllocator {
     fn block(&self, address: Address) -> Option<Block> {

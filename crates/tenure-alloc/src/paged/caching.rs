@@ -10,8 +10,8 @@ use crate::hooks::Hooks;
 use crate::native::{Engine, EngineOwner};
 use crate::sync::Ordering;
 use crate::{
-    Address, AllocError, Block, CachingAllocator, History, LiveBlocks, MappedChunk, MemoryReports, PoolId, Snapshot,
-    Statistics, Tuning,
+    Address, AllocError, Block, CachingAllocator, Cycles, History, LiveBlocks, MappedChunk, MemoryReports, PoolId,
+    RepeatedCycle, Snapshot, Statistics, Tuning,
 };
 
 impl CachingAllocator for PagedAllocator {
@@ -43,13 +43,6 @@ impl CachingAllocator for PagedAllocator {
         if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_unused_pools(Some(pool)) }
     }
 
-    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
-    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError> {
-        self.return_parked();
-        let mut state = self.state.lock();
-        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle(kind)?) }
-    }
-
     /// Applies `ExpandableSegments` to private pools only: all other memory is mapped where it is needed anyway.
     /// Ignores `MaxSplitSize` and `GarbageCollectionThreshold`: blocks of all sizes are split, and cached memory is
     /// used before any is released.
@@ -66,6 +59,26 @@ impl CachingAllocator for PagedAllocator {
             self.has_rounding.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
         }
         Ok(true)
+    }
+}
+
+/// Nothing happens while a stream is captured: windows can be unmapped only after querying streams, which would break
+/// the capture.
+impl Cycles for PagedAllocator {
+    fn begin_cycle(&self, kind: u64) -> Result<(), AllocError> {
+        self.return_parked();
+        let mut state = self.state.lock();
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle(kind)?) }
+    }
+
+    fn repeated_cycle(&self) -> Option<RepeatedCycle> {
+        let mut state = self.state.lock();
+        if state.progress.is_capturing() { None } else { state.repeated_cycle() }
+    }
+
+    fn lay_out_cycle(&self, offsets: &[u64]) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.lay_out_cycle(offsets)?) }
     }
 }
 

@@ -7,7 +7,7 @@ use tenure_core::StreamId;
 use super::compose::{BlockStart, ChunkSource, MappingPlan, Need};
 use super::config::{ChunksFor, SLAB_BYTES};
 use super::state::{Effort, NoBlock, PagedState};
-use crate::{Address, BackingError};
+use crate::{Address, BackingError, RepeatedCycle};
 
 /// The number of allocations without a free at which a streak begins.
 const STREAK: u32 = 8;
@@ -81,11 +81,13 @@ impl PagedState {
         let space = &mut self.space;
         let progress = &mut self.progress;
         let mut found = None;
-        if let Some(address) = self.places.expected(stream, bytes)
-            && let Some(place) = space.free_place(address, bytes)
-            && space.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()
-        {
-            found = Some(place);
+        for address in self.places.expected(stream, bytes) {
+            if let Some(place) = space.free_place(address, bytes)
+                && space.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()
+            {
+                found = Some(place);
+                break;
+            }
         }
         if found.is_none() && keeps_together {
             found = space.range_after_last_block(bytes, stream, progress)?;
@@ -160,6 +162,7 @@ impl PagedState {
     /// The error of the backing. Chunks made so far are released; a chunk that the backing does not release stays as
     /// free memory.
     fn carry_out(&mut self, plan: MappingPlan, bytes: u64) -> Result<Address, BackingError> {
+        self.places.note_mapping();
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();
         let mut chunks = Vec::with_capacity(plan.sources.len() + 1);
@@ -201,19 +204,23 @@ impl PagedState {
         }
         let bytes = chunks.iter().map(|&index| self.space.chunks[index].bytes).sum();
         let (first, owned) = self.take_addresses(bytes)?;
-        let space = &mut self.space;
-        if let Err(error) = space.map(first, owned, chunks, &*backing) {
-            if !space.is_stuck_from(first) {
-                self.addresses.give_back(first, owned);
-            }
-            return Err(error);
-        }
+        self.map_into(first, owned, chunks)?;
         Ok(match plan.start {
             BlockStart::Suffix(index) => {
                 let chunk = &self.space.chunks[index];
                 first + chunk.bytes - chunk.free_suffix()
             }
             _ => first,
+        })
+    }
+
+    /// Maps chunks into a new window at `first`, which owns `owned` bytes. If that fails, gives the addresses back.
+    fn map_into(&mut self, first: Address, owned: u64, chunks: &[usize]) -> Result<(), BackingError> {
+        let Self { space, addresses, backing, .. } = self;
+        space.map(first, owned, chunks, &**backing).inspect_err(|_| {
+            if !space.is_stuck_from(first) {
+                addresses.give_back(first, owned);
+            }
         })
     }
 
@@ -246,13 +253,47 @@ impl PagedState {
         space.retire_window(progress, addresses, &**backing)
     }
 
-    /// See [`CachingAllocator::begin_cycle`](crate::CachingAllocator::begin_cycle).
+    /// See [`Cycles::begin_cycle`](crate::Cycles::begin_cycle).
     pub(super) fn begin_cycle(&mut self, kind: u64) -> Result<(), BackingError> {
         self.places.begin_cycle(kind, self.space.reserved - self.space.free_bytes());
         let Self { space, progress, addresses, backing, .. } = self;
         let begun = space.begin_cycle(progress, addresses, &**backing);
         self.count_windows();
         begun
+    }
+
+    /// See [`Cycles::repeated_cycle`](crate::Cycles::repeated_cycle).
+    pub(super) fn repeated_cycle(&mut self) -> Option<RepeatedCycle> {
+        let blocks = self.places.offer()?;
+        let room_bytes = self.free_chunks().iter().map(|(bytes, _)| bytes).sum();
+        let growth_bytes = self.accounts.limit.bytes().saturating_sub(self.accounts.held(&*self.backing));
+        Some(RepeatedCycle { blocks, room_bytes, growth_bytes })
+    }
+
+    /// See [`Cycles::lay_out_cycle`](crate::Cycles::lay_out_cycle).
+    pub(super) fn lay_out_cycle(&mut self, offsets: &[u64]) -> Result<(), BackingError> {
+        let (sizes, chunks): (Vec<u64>, Vec<usize>) = self.free_chunks().into_iter().unzip();
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let bytes = sizes.iter().sum();
+        let taken = self.take_addresses(bytes);
+        let mapped = taken.and_then(|(first, owned)| self.map_into(first, owned, &chunks).map(|()| first));
+        self.count_windows();
+        self.places.lay_out(mapped?, bytes, offsets);
+        Ok(())
+    }
+
+    /// Returns the chunks, (bytes, index), for the blocks of a cycle that are laid out: those that are all free now,
+    /// and in which no other of the cycle's blocks will be.
+    fn free_chunks(&self) -> Vec<(u64, usize)> {
+        let mut chunks = self.space.whole_chunks();
+        for (address, bytes) in self.places.kept() {
+            let Some(place) = self.space.windows.find(address) else { continue };
+            let taken: Vec<usize> = self.space.pieces(place, bytes).map(|piece| piece.chunk).collect();
+            chunks.retain(|(_, index)| !taken.contains(index));
+        }
+        chunks
     }
 
     /// Releases a new chunk that is not mapped anywhere. If the backing refuses, the chunk stays, free.

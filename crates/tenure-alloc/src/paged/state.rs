@@ -284,6 +284,7 @@ impl PagedState {
     /// Frees a range of the common space that `stream` used.
     fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId) {
         let last = self.progress.use_now(stream);
+        self.places.note_free(address);
         self.space.vacate(address, bytes, last);
         self.count_change();
     }

@@ -5,6 +5,7 @@ mod adaptors;
 mod arena;
 mod bump;
 mod common;
+mod cycles;
 mod donated;
 mod history;
 mod history_properties;

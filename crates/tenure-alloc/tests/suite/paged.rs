@@ -15,13 +15,13 @@ const A: StreamId = StreamId(0);
 const B: StreamId = StreamId(7);
 const POOL: PoolId = PoolId(0, 3);
 
-struct Fixture {
-    backing: Arc<FakeBacking>,
-    allocator: Arc<PagedAllocator>,
+pub(crate) struct Fixture {
+    pub(crate) backing: Arc<FakeBacking>,
+    pub(crate) allocator: Arc<PagedAllocator>,
 }
 
 /// Returns settings with no slack and chunks of 16 MiB: requests must make do with existing memory where they can.
-fn tight() -> PagedConfig {
+pub(crate) fn tight() -> PagedConfig {
     PagedConfig {
         slack: 0.0,
         slack_bytes: 0,
@@ -32,32 +32,32 @@ fn tight() -> PagedConfig {
 }
 
 impl Fixture {
-    fn new(config: PagedConfig) -> Self {
+    pub(crate) fn new(config: PagedConfig) -> Self {
         let backing = busy_backing(GIB);
         let allocator = Arc::new(PagedAllocator::new(Arc::clone(&backing) as _, config).unwrap());
         Self { backing, allocator }
     }
 
-    fn try_alloc(&self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
+    pub(crate) fn try_alloc(&self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
         let block = self.allocator.allocate(Request::new(bytes, stream))?;
         self.backing.assert_exclusive(stream, block.address, block.bytes);
         self.backing.launch(stream, block.address, block.bytes);
         Ok(block.address)
     }
 
-    fn alloc(&self, bytes: u64) -> u64 {
+    pub(crate) fn alloc(&self, bytes: u64) -> u64 {
         self.try_alloc(bytes, A).unwrap()
     }
 
-    fn free(&self, address: u64) {
+    pub(crate) fn free(&self, address: u64) {
         self.allocator.free(address).unwrap();
     }
 
-    fn calls(&self, name: &str) -> u64 {
+    pub(crate) fn calls(&self, name: &str) -> u64 {
         self.backing.calls().get(name).copied().unwrap_or(0)
     }
 
-    fn reserved(&self) -> u64 {
+    pub(crate) fn reserved(&self) -> u64 {
         self.statistics().all.reserved_bytes.current
     }
 
@@ -241,75 +241,6 @@ fn windows_that_hold_no_block_are_unmapped_when_there_are_too_many() {
     f.alloc(32 * MIB);
     assert_eq!(f.calls("unmap"), 1, "the window not used for longest goes");
     assert_eq!(f.reserved(), 128 * MIB);
-}
-
-#[test]
-fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
-    let f = Fixture::new(tight());
-    let blocks: Vec<u64> = (0..4).map(|_| f.alloc(16 * MIB)).collect();
-    [0, 2].into_iter().for_each(|index: usize| f.free(blocks[index]));
-    let cycles = |count| (0..count).for_each(|_| f.allocator.begin_cycle(0).unwrap());
-    let pair = f.alloc(32 * MIB);
-    cycles(8);
-    assert_eq!(f.calls("unmap"), 0, "a window with a block stays");
-    f.free(pair);
-    f.free(f.alloc(32 * MIB));
-    cycles(4);
-    assert_eq!(f.calls("unmap"), 0, "the pair may come again");
-    cycles(1);
-    assert_eq!(f.calls("unmap"), 0, "the device may not be done with the window");
-    f.backing.pass(A);
-    cycles(1);
-    assert_eq!(f.calls("unmap"), 1, "the pair's window goes, and those of the blocks stay");
-    assert_eq!((f.reserved(), f.alloc(16 * MIB)), (64 * MIB, blocks[0]));
-}
-
-#[test]
-fn blocks_go_where_they_were_in_a_cycle_of_the_kind() {
-    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
-    let cycle = |kind| {
-        f.allocator.begin_cycle(kind).unwrap();
-        let block = f.alloc(16 * MIB);
-        f.free(block);
-        block
-    };
-    let first = f.alloc(16 * MIB);
-    let place = cycle(0);
-    f.free(first);
-    assert_eq!([cycle(0), cycle(1), cycle(0), cycle(1)], [place, first, place, first]);
-    let _taken = (f.allocator.begin_cycle(2).unwrap(), f.alloc(16 * MIB), f.alloc(16 * MIB));
-    assert!(![place, first].contains(&cycle(0)), "the place is taken");
-}
-
-#[test]
-fn cycles_of_a_kind_that_begin_with_other_bytes_in_use_have_places_of_their_own() {
-    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
-    let pass = |work_mib| {
-        f.allocator.begin_cycle(0).unwrap();
-        let work = (work_mib > 0).then(|| f.alloc(work_mib * MIB));
-        let gradient = f.alloc(16 * MIB);
-        work.into_iter().for_each(|work| f.free(work));
-        gradient
-    };
-    // The first pass's gradient is there in the second one, which goes where the first one's work was.
-    let (first, second) = (pass(32), pass(0));
-    assert!(second < first);
-    [first, second].into_iter().for_each(|block| f.free(block));
-    assert_eq!((pass(0), pass(0)), (first, second));
-}
-
-#[test]
-fn a_cycle_may_leave_out_blocks_or_have_others() {
-    let f = Fixture::new(PagedConfig { slack_bytes: GIB, ..tight() });
-    let cycle = |sizes: &[u64]| {
-        f.allocator.begin_cycle(0).unwrap();
-        let blocks: Vec<u64> = sizes.iter().map(|mib| f.alloc(mib * MIB)).collect();
-        blocks.iter().for_each(|block| f.free(*block));
-        blocks
-    };
-    let all = cycle(&[16, 32, 48, 64]);
-    assert_eq!(cycle(&[16, 48, 64]), [all[0], all[2], all[3]], "one is left out");
-    assert_eq!(cycle(&[16, 8, 48, 64])[2..], all[2..], "one is added");
 }
 
 #[test]

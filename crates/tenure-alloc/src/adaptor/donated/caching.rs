@@ -6,9 +6,9 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use super::Donated;
 use crate::{
-    Address, AllocError, Block, CachingAllocator, FreeMemoryCallback, History, LiveBlocks, MappedChunk, MemoryLimits,
-    MemoryReports, OutOfMemoryObserver, PoolCheckpoint, PoolCheckpoints, PoolId, PoolSource, PoolUse, PrivatePools,
-    Restored, Snapshot, Statistics, StreamFilter, Tuning,
+    Address, AllocError, Block, CachingAllocator, Cycles, FreeMemoryCallback, History, LiveBlocks, MappedChunk,
+    MemoryLimits, MemoryReports, OutOfMemoryObserver, PoolCheckpoint, PoolCheckpoints, PoolId, PoolSource, PoolUse,
+    PrivatePools, RepeatedCycle, Restored, Snapshot, Statistics, StreamFilter, Tuning,
 };
 
 impl<A: CachingAllocator> CachingAllocator for Donated<A> {
@@ -19,7 +19,8 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.record_stream(address, stream)
     }
 
-    /// Releases what the allocator below caches. Donated memory stays until it is [cleared](super::DonatedRanges::clear).
+    /// Releases what the allocator below caches. Donated memory stays until it is
+    /// [cleared](super::DonatedRanges::clear).
     fn release_cached(&self) -> Result<(), AllocError> {
         self.inner.release_cached()
     }
@@ -28,12 +29,22 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.release_cached_in(pool)
     }
 
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        self.inner.tune(tuning)
+    }
+}
+
+impl<A: CachingAllocator> Cycles for Donated<A> {
     fn begin_cycle(&self, kind: u64) -> Result<(), AllocError> {
         self.inner.begin_cycle(kind)
     }
 
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        self.inner.tune(tuning)
+    fn repeated_cycle(&self) -> Option<RepeatedCycle> {
+        self.inner.repeated_cycle()
+    }
+
+    fn lay_out_cycle(&self, offsets: &[u64]) -> Result<(), AllocError> {
+        self.inner.lay_out_cycle(offsets)
     }
 }
 
