@@ -116,7 +116,7 @@ pub struct RepeatedCycle {
     pub growth_bytes: u64,
 }
 
-/// What an allocator learns from a program that repeats itself. By default, nothing.
+/// The cycles of a program that repeats itself, from which an allocator may learn. The methods do nothing by default.
 pub trait Cycles {
     /// Marks the point where the program begins to repeat itself, such as the start of a training step. Cycles of one
     /// `kind` allocate much the same. An allocator may let go of memory that the last cycles did not use, where that

@@ -49,8 +49,8 @@ struct CachedStep {
 }
 
 impl CachedStep {
-    /// Returns whether the step was measured, is of a kind, and began with at least `allocated_bytes` allocated, so that it can
-    /// serve to estimate steps of other sizes.
+    /// Returns whether the step was measured, is of a kind, and began with at least `allocated_bytes` allocated, so
+    /// that it can serve to estimate steps of other sizes.
     fn can_be_scaled(&self, kind: u64, allocated_bytes: u64) -> bool {
         let Signature { kind: own_kind, input_bytes, .. } = self.signature;
         let profiled = &self.profiled;
@@ -87,6 +87,11 @@ impl StepCache {
     /// Returns the profile of steps with a signature, measured or else estimated.
     pub(crate) fn profiled(&self, signature: Signature) -> Option<&Arc<Profiled>> {
         Some(&self.steps.get(&self.key_of(signature)?)?.profiled)
+    }
+
+    /// Returns whether another plan is to be made for steps with a signature.
+    pub(crate) fn is_outdated(&self, signature: Signature) -> bool {
+        self.key_of(signature).and_then(|key| self.steps.get(&key)).is_some_and(|step| step.is_outdated)
     }
 
     /// Returns the measured profile of steps with a signature.

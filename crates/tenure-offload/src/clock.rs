@@ -1,10 +1,11 @@
 //! The clock of a step, which measures how long the device or the host computes in each interval.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
 /// The longest time that a device waits until the host has asked for an interval's work. It waits so long if the host
@@ -30,7 +31,7 @@ pub(crate) struct IntervalClock {
     began: Option<Mark>,
     /// The longest time that a device waits before an interval; zero for no wait.
     lead: Duration,
-    /// What the device waits for before the current interval.
+    /// The gate at which the device waits before the current interval, until the host has asked for its work.
     gate: Option<Gate>,
     host_time: HostTime,
 }
@@ -42,42 +43,15 @@ impl Default for IntervalClock {
 }
 
 /// Keeps a device waiting until it is dropped.
-struct Gate {
-    opened: Arc<Opened>,
-}
+type Gate = Sender<Infallible>;
 
-/// Whether a [`Gate`] is open.
-struct Opened {
-    is_open: Mutex<bool>,
-    opens: Condvar,
-    /// The thread that opens it.
-    host: ThreadId,
-}
-
-impl Gate {
-    fn new() -> Self {
-        let opened = Opened { is_open: Mutex::new(false), opens: Condvar::new(), host: thread::current().id() };
-        Self { opened: Arc::new(opened) }
-    }
-}
-
-impl Opened {
-    /// Waits until the gate is open, but no longer than for `most`. Returns whether it is. A simulated device has no
-    /// thread of its own, and the host does not wait for itself.
-    fn wait(&self, most: Duration) -> bool {
-        let mut is_open = self.is_open.lock();
-        if thread::current().id() != self.host {
-            self.opens.wait_while_for(&mut is_open, |is_open| !*is_open, most);
-        }
-        *is_open
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        *self.opened.is_open.lock() = true;
-        self.opened.opens.notify_all();
-    }
+/// Returns a gate, and the function of the device that waits at it, but no longer than for `most`. The function returns
+/// whether the gate is open. A simulated device has no thread of its own, and the host does not wait for itself.
+fn gate(most: Duration) -> (Gate, impl FnOnce() -> bool + Send) {
+    let (gate, opened) = mpsc::channel();
+    let host = thread::current().id();
+    let most = move || if thread::current().id() == host { Duration::ZERO } else { most };
+    (gate, move || opened.recv_timeout(most()) == Err(RecvTimeoutError::Disconnected))
 }
 
 /// A moment on the host or on a device.
@@ -160,10 +134,8 @@ impl IntervalClock {
             && self.is_near()?
             && !stream.driver().is_capturing(stream.id())?
         {
-            let gate = Gate::new();
-            let opened = Arc::clone(&gate.opened);
-            let lead = self.lead;
-            stream.host_function(move || _ = opened.wait(lead))?;
+            let (gate, wait) = gate(self.lead);
+            stream.host_function(move || _ = wait())?;
             self.gate = Some(gate);
         }
         self.began = Some(self.now(stream)?);
@@ -251,15 +223,12 @@ mod tests {
     #[test]
     fn a_device_waits_at_a_gate_until_it_is_dropped() {
         let day = Duration::from_secs(24 * 3600);
-        let gate = Gate::new();
-        let opened = Arc::clone(&gate.opened);
-        assert!(!opened.wait(day), "the host does not wait for itself");
-        let on_device = |most| {
-            let opened = Arc::clone(&opened);
-            thread::spawn(move || opened.wait(most))
-        };
-        assert!(!on_device(Duration::ZERO).join().unwrap());
-        let waiting = on_device(day);
+        let (_closed, wait) = gate(day);
+        assert!(!wait(), "the host does not wait for itself");
+        let (_closed, wait) = gate(Duration::ZERO);
+        assert!(!thread::spawn(wait).join().unwrap());
+        let (gate, wait) = gate(day);
+        let waiting = thread::spawn(wait);
         drop(gate);
         assert!(waiting.join().unwrap());
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,8 +30,6 @@ pub(crate) enum Course {
         pacing: Pacing,
         /// The clock, if the intervals are to be timed.
         clock: Option<IntervalClock>,
-        /// Whether the plan was tried and is to stay.
-        is_settled: bool,
     },
     /// The step is known to fit into the budget without any moves.
     Unwatched {
@@ -92,6 +90,12 @@ impl Course {
             Self::Measured(measured) => measured.making(index).map(Arc::new),
             Self::None | Self::Unwatched { .. } | Self::Free => None,
         }
+    }
+
+    /// Returns whether the step follows a plan that was tried and whose times are known.
+    pub(crate) fn is_settled(&self) -> bool {
+        let Self::Planned { profiled, planned, .. } = self else { return false };
+        profiled.untimed_steps == 0 && planned.is_tried.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes that the interval which begins now needs at once. Returns None if there is no plan.

@@ -11,7 +11,6 @@ use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
 use crate::error::OffloadError;
-use crate::layout;
 use crate::reclaim::SPARE_PART;
 
 /// A tier to spill to, and the transfers there and back.
@@ -214,12 +213,6 @@ impl Memory {
     pub(crate) fn begin_step(&self, kind: u64) -> Result<(), OffloadError> {
         let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle(kind));
         begun.map_err(|error| OffloadError::Memory(error.to_string()))
-    }
-
-    /// Lays out a step that has just begun. Returns the bytes that it would have to take less, if it is to be laid out:
-    /// see [`lay_out`](layout::lay_out).
-    pub(crate) fn lay_out_step(&self) -> u64 {
-        self.device().map_or(0, |memory| layout::lay_out(memory.allocator()))
     }
 
     /// Returns the bytes of a limit that plans do not count on: unused parts of chunks, and what other threads need for

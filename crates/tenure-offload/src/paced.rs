@@ -60,7 +60,7 @@ impl EngineInner {
             && stream.as_ref().is_some_and(|stream| stream.driver().is_capturing(stream.id()).unwrap_or(false));
         let mut ledger = self.ledger.lock();
         let first = ledger.first_of_step();
-        let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock, .. } = &mut ledger.course
+        let Course::Planned { profiled, planned, events, pacing: Pacing::Ticks(paced), clock } = &mut ledger.course
         else {
             if let Course::Measured(measured) = &mut ledger.course {
                 measured.pace.iter_mut().for_each(|pace| pace.tick(tick, position));

@@ -13,6 +13,7 @@ use crate::course::{Course, Pacing};
 use crate::error::OffloadError;
 use crate::identity::{Pass, Signature, TensorId};
 use crate::inner::EngineInner;
+use crate::layout;
 use crate::ledger::Ledger;
 use crate::machine::Peak;
 use crate::measured::Measured;
@@ -49,8 +50,11 @@ impl OffloadStep {
             (Pass::Budgeted, _) => inner.ledger.lock().limit_bytes(),
         })?;
         inner.memory.begin_step(signature.kind)?;
-        if let Course::Planned { is_settled: true, .. } = course {
-            let lacking_bytes = inner.memory.lay_out_step();
+        if let Some(device) = inner.memory.device()
+            && course.is_settled()
+            && !inner.ledger.lock().steps.is_outdated(signature)
+        {
+            let lacking_bytes = layout::lay_out(device.allocator());
             inner.ledger.lock().raise_spare_bytes(lacking_bytes);
         }
         let before = inner.ledger.lock().begin_step(signature, course);
@@ -112,7 +116,7 @@ impl EngineInner {
         // The allocated bytes change a little from step to step, and with the batch.
         let least_allocated_bytes = (allocated_bytes - allocated_bytes / 16).saturating_sub(signature.input_bytes);
         let mut spare = Spare::Needed;
-        let (profiled, planned, is_outdated) = loop {
+        let (profiled, planned) = loop {
             let (cached, budget_bytes) = {
                 let mut ledger = self.ledger.lock();
                 (ledger.steps.look_up(signature, least_allocated_bytes), ledger.budget_bytes)
@@ -125,7 +129,7 @@ impl EngineInner {
                 spare = Spare::Optional;
             }
             match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX), spare) {
-                Ok(planned) => break (cached.profiled, planned, cached.is_outdated),
+                Ok(planned) => break (cached.profiled, planned),
                 Err(error) if self.make_room_for_plan(&error) => {}
                 // The state stays, as there is no room for it elsewhere.
                 Err(_) if spare == Spare::Needed => spare = Spare::Optional,
@@ -147,8 +151,7 @@ impl EngineInner {
             }
             _ => Pacing::Events { operations: 0 },
         };
-        let is_settled = profiled.untimed_steps == 0 && is_tried && !is_outdated;
-        Ok(Course::Planned { profiled, planned, events: 0, pacing, clock, is_settled })
+        Ok(Course::Planned { profiled, planned, events: 0, pacing, clock })
     }
 
     /// Ends the interval by an event, and takes the plan's actions after it.
@@ -272,7 +275,7 @@ impl EngineInner {
                 ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
-            Course::Planned { profiled, planned, events, clock, pacing, .. } if profiled.events.len() <= events => {
+            Course::Planned { profiled, planned, events, clock, pacing } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 planned.is_tried.store(true, Ordering::Relaxed);
                 if has_exceeded {

@@ -115,6 +115,17 @@ fn step(engine: &Engine, device: Device, layers: &[Layer], pass: Pass) -> Result
     step.finish()
 }
 
+/// Returns a device, an engine with so many MiB of pinned memory and of the budget, and twelve layers of 4 MiB, whose
+/// step was run without the budget.
+fn limited(seed: u64, pinned_mib: u64, budget_mib: u64) -> (Device, Engine, Vec<Layer>) {
+    let device = device(seed);
+    let engine = engine(device, pinned_mib * MIB);
+    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
+    step(&engine, device, &layers, Pass::Plain).unwrap();
+    engine.set_budget(budget_mib * MIB);
+    (device, engine, layers)
+}
+
 fn peak(device: Device) -> u64 {
     device.allocator().statistics().all.reserved_bytes.peak
 }
@@ -153,11 +164,7 @@ proptest! {
 
 #[test]
 fn fetched_tensors_free_pinned_memory_for_the_next_step() {
-    let device = device(2);
-    let engine = engine(device, 80 * MIB);
-    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
-    step(&engine, device, &layers, Pass::Plain).unwrap();
-    engine.set_budget(40 * MIB);
+    let (device, engine, layers) = limited(2, 80, 40);
     let before = engine.mover().disk().unwrap().statistics().written_bytes;
     // 48 MiB of the pinned memory are buffers that bytes pass through.
     for _ in 0..4 {
@@ -169,11 +176,7 @@ fn fetched_tensors_free_pinned_memory_for_the_next_step() {
 
 #[test]
 fn what_a_step_released_for_an_allocation_without_room_later_steps_release_ahead() {
-    let device = device(3);
-    let engine = engine(device, 80 * MIB);
-    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
-    step(&engine, device, &layers, Pass::Plain).unwrap();
-    engine.set_budget(40 * MIB);
+    let (device, engine, layers) = limited(3, 80, 40);
     // One of them is timed.
     (0..3).for_each(|_| _ = step(&engine, device, &layers, Pass::Budgeted).unwrap());
     let without_room = Arc::new(AtomicUsize::new(0));
@@ -195,11 +198,7 @@ fn what_a_step_released_for_an_allocation_without_room_later_steps_release_ahead
 
 #[test]
 fn memory_that_another_part_of_the_program_takes_is_made_room_for() {
-    let device = device(1);
-    let engine = engine(device, 64 * MIB);
-    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
-    step(&engine, device, &layers, Pass::Plain).unwrap();
-    engine.set_budget(96 * MIB);
+    let (device, engine, layers) = limited(1, 64, 96);
     step(&engine, device, &layers, Pass::Budgeted).unwrap();
     // The plan knows nothing of this allocation.
     let taken = device.allocate(Request::new(64 * MIB, device.streams().current_id())).unwrap();

@@ -1,5 +1,7 @@
 //! Tests of the paged allocator in programs that repeat themselves.
 
+use std::ops::Range;
+
 use crate::common::{GIB, MIB};
 use crate::paged::{Fixture, tight};
 use tenure_alloc::{CachingAllocator, CycleBlock, Cycles, MemoryLimits, PagedConfig, RepeatedCycle};
@@ -77,11 +79,21 @@ fn a_cycle_may_leave_out_blocks_or_have_others() {
     assert_eq!(cycle(&[16, 8, 48, 64])[2..], all[2..], "one is added");
 }
 
-/// A cycle of three blocks, of which two are alive at once. Its chunks are released before it.
-fn fresh_cycle(f: &Fixture) -> [u64; 3] {
+fn block(mib: u64, lifetime: Range<usize>) -> CycleBlock {
+    CycleBlock { bytes: mib * MIB, lifetime }
+}
+
+/// Begins a cycle whose memory has to be mapped again. Returns the blocks that may be laid out.
+fn begin_without_memory(f: &Fixture) -> Option<Vec<CycleBlock>> {
     f.allocator.release_cached().unwrap();
     f.allocator.begin_cycle(0).unwrap();
-    three_blocks(f)
+    f.allocator.repeated_cycle().map(|cycle| cycle.blocks)
+}
+
+/// Runs a cycle of three blocks, of which two are alive at once, whose memory has to be mapped again.
+fn cycle_without_memory(f: &Fixture) {
+    begin_without_memory(f);
+    three_blocks(f);
 }
 
 fn three_blocks(f: &Fixture) -> [u64; 3] {
@@ -96,15 +108,14 @@ fn three_blocks(f: &Fixture) -> [u64; 3] {
 #[test]
 fn a_cycle_that_repeats_itself_and_maps_memory_can_be_laid_out() {
     let f = Fixture::new(tight());
-    fresh_cycle(&f);
+    cycle_without_memory(&f);
     f.allocator.begin_cycle(0).unwrap();
     assert_eq!(f.allocator.repeated_cycle(), None, "there was only one");
     three_blocks(&f);
     f.allocator.begin_cycle(0).unwrap();
     assert_eq!(f.allocator.repeated_cycle(), None, "it mapped nothing");
-    (0..2).for_each(|_| _ = fresh_cycle(&f));
+    (0..2).for_each(|_| cycle_without_memory(&f));
     f.allocator.begin_cycle(0).unwrap();
-    let block = |mib, lifetime| CycleBlock { bytes: mib * MIB, lifetime };
     let blocks = vec![block(16, 0..2), block(32, 1..3), block(16, 2..3)];
     let growth_bytes = GIB - 48 * MIB;
     assert_eq!(f.allocator.repeated_cycle(), Some(RepeatedCycle { blocks, room_bytes: 48 * MIB, growth_bytes }));
@@ -122,7 +133,7 @@ fn a_cycle_that_repeats_itself_and_maps_memory_can_be_laid_out() {
 #[test]
 fn blocks_whose_offsets_are_of_no_use_go_where_they_went() {
     let f = Fixture::new(tight());
-    (0..2).for_each(|_| _ = fresh_cycle(&f));
+    (0..2).for_each(|_| cycle_without_memory(&f));
     f.allocator.begin_cycle(0).unwrap();
     // The first is nowhere, the second is no multiple of 512, and in the third's place is the second.
     f.allocator.lay_out_cycle(&[u64::MAX - 511, 100, 0]).unwrap();
@@ -140,18 +151,15 @@ fn blocks_whose_offsets_are_of_no_use_go_where_they_went() {
 fn blocks_that_outlive_a_cycle_or_are_of_another_stream_are_not_laid_out() {
     let f = Fixture::new(tight());
     let cycle = || {
-        f.allocator.release_cached().unwrap();
-        f.allocator.begin_cycle(0).unwrap();
-        let repeated = f.allocator.repeated_cycle();
+        let offered = begin_without_memory(&f);
         let stays = f.alloc(16 * MIB);
         let other = f.try_alloc(16 * MIB, B).unwrap();
         f.free(f.alloc(32 * MIB));
         f.free(other);
-        (repeated, stays)
+        (offered, stays)
     };
     let outliving = [cycle().1, cycle().1];
-    let blocks = vec![CycleBlock { bytes: 32 * MIB, lifetime: 2..3 }];
-    assert_eq!(cycle().0.map(|cycle| cycle.blocks), Some(blocks));
+    assert_eq!(cycle().0, Some(vec![block(32, 2..3)]));
     outliving.into_iter().for_each(|block| f.free(block));
 }
 
@@ -159,18 +167,15 @@ fn blocks_that_outlive_a_cycle_or_are_of_another_stream_are_not_laid_out() {
 fn blocks_that_are_freed_before_the_next_cycle_like_theirs_are_laid_out() {
     let f = Fixture::new(tight());
     let cycle = || {
-        f.allocator.release_cached().unwrap();
-        f.allocator.begin_cycle(0).unwrap();
-        let repeated = f.allocator.repeated_cycle();
+        let offered = begin_without_memory(&f);
         let gradient = f.alloc(16 * MIB);
         f.free(f.alloc(32 * MIB));
         f.allocator.begin_cycle(1).unwrap();
         f.free(gradient);
-        repeated
+        offered
     };
     assert_eq!([cycle(), cycle()], [None, None]);
-    let block = |mib, lifetime| CycleBlock { bytes: mib * MIB, lifetime };
-    assert_eq!(cycle().map(|cycle| cycle.blocks), Some(vec![block(16, 0..2), block(32, 1..2)]));
+    assert_eq!(cycle(), Some(vec![block(16, 0..2), block(32, 1..2)]));
 }
 
 /// The events of a cycle in which blocks of many sizes come and go, at the brim of what fits. Blocks are numbered in
