@@ -1,12 +1,15 @@
 //! Addresses for the blocks of a step that repeats itself: packed, so that none is in the way of another.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use tenure_alloc::{CachingAllocator, RepeatedCycle};
 use tenure_plan::packing::{Buffer, PackingOptions, PackingProblem};
 
 /// The places of a packing that are tried after the greedy ones.
-const MOST_TRIED: u64 = 1 << 14;
+const MOST_TRIED: u64 = 1 << 15;
+/// The longest time to look for a packing. Most take less.
+const MOST_TIME: Duration = Duration::from_millis(500);
 /// Offsets of blocks are multiples of this, as their sizes are.
 const ALIGNMENT: u64 = 512;
 /// The most blocks of a step that is laid out, so that packing takes less than a second.
@@ -42,7 +45,7 @@ fn pack(cycle: RepeatedCycle) -> Option<(Vec<u64>, u64)> {
     let problem = PackingProblem::new(buffers.collect()).ok()?;
     // If no packing fits, a low one is looked for all the same.
     let capacity_bytes = Some(cycle.room_bytes.max(problem.lower_bound_bytes()));
-    let options = PackingOptions { capacity_bytes, node_limit: Some(MOST_TRIED), time_limit: None };
+    let options = PackingOptions { capacity_bytes, node_limit: Some(MOST_TRIED), time_limit: Some(MOST_TIME) };
     let packing = problem.pack(&options, |_| ControlFlow::Continue(())).packing;
     Some((packing.offsets().to_vec(), packing.height_bytes()))
 }

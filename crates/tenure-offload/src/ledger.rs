@@ -19,7 +19,6 @@ use crate::machine::Memory;
 use crate::pace::{PaceMeter, SavePlace};
 use crate::place::{IntermediateBytes, OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
-use crate::reclaim::SPARE_PART;
 use crate::report::{Notes, Planning, SavedRecord, StepReport};
 use crate::schedule::OffloadAction;
 use crate::state::Overflow;
@@ -55,6 +54,9 @@ pub(crate) struct Ledger {
     /// The bytes of the budget that plans leave free. They grow when an allocation of a planned step finds no room, for
     /// example because pages are only partly in use.
     pub(crate) spare_bytes: u64,
+    /// The bytes of the budget that are left free ahead of an interval, even if spilled tensors have to be waited for.
+    /// They grow when the blocks of a step cannot be packed.
+    pub(crate) ahead_bytes: u64,
     /// Whether a planned step had too little room, so that state is to leave if plans cannot leave these bytes free.
     pub(crate) is_spare_needed: bool,
     /// The codec for bytes that are written to a disk.
@@ -86,7 +88,10 @@ pub(crate) struct Ledger {
     pub(crate) refused: Option<OffloadError>,
 }
 
-/// Plans leave at most one part in this many of the budget free because of how blocks lie.
+/// One part in this many of a device's budget is left free at first, since its allocator rounds sizes up, and blocks may
+/// lie in the way of others.
+pub(crate) const SPARE_PART: u64 = 32;
+/// At most one part in this many is left free.
 const MOST_SPARE_PART: u64 = 8;
 
 impl Ledger {
@@ -94,7 +99,7 @@ impl Ledger {
     /// can.
     pub(crate) fn set_budget(&mut self, bytes: u64, spare_bytes: u64) {
         self.budget_bytes = Some(bytes);
-        (self.spare_bytes, self.is_spare_needed) = (spare_bytes, false);
+        (self.spare_bytes, self.ahead_bytes, self.is_spare_needed) = (spare_bytes, spare_bytes, false);
         self.steps.clear_plans();
         self.out_of_room.clear();
     }
@@ -167,22 +172,33 @@ impl Ledger {
         self.is_spare_needed && self.steps.state_bytes() > 0
     }
 
-    /// Makes later plans leave `bytes` more free, or as many as they may. Returns false if they do so already.
-    pub(crate) fn raise_spare_bytes(&mut self, bytes: u64) -> bool {
-        let most = self.budget_bytes.unwrap_or(0) / MOST_SPARE_PART;
-        let may_raise = bytes > 0 && self.spare_bytes < most;
+    /// Makes later plans leave more bytes free, as this step needed moves that its plan did not have. Returns false if
+    /// they leave as many as they may.
+    pub(crate) fn note_unplanned(&mut self) -> bool {
+        self.is_spare_needed = true;
+        let may_raise = self.spare_bytes < self.most_spare_bytes();
         if may_raise {
-            self.spare_bytes = most.min(self.spare_bytes + bytes);
+            self.spare_bytes += self.budget_bytes.unwrap_or(0) / SPARE_PART;
             self.steps.outdate_plans();
         }
         may_raise
     }
 
-    /// Makes later plans leave more bytes free, as this step needed moves that its plan did not have. Returns false if
-    /// they leave as many as they may.
-    pub(crate) fn note_unplanned(&mut self) -> bool {
-        self.is_spare_needed = true;
-        self.raise_spare_bytes(self.budget_bytes.unwrap_or(0) / SPARE_PART)
+    /// Makes later steps take at least so many bytes less at once, or as many as they may, as the blocks of this one
+    /// cannot be packed.
+    pub(crate) fn note_lacking(&mut self, bytes: u64) {
+        let most = self.most_spare_bytes();
+        if bytes > 0 && self.ahead_bytes < most {
+            // Each time, another plan is made.
+            let least = self.budget_bytes.unwrap_or(0) / SPARE_PART;
+            self.ahead_bytes = most.min(self.ahead_bytes + bytes.max(least));
+            self.spare_bytes = self.spare_bytes.max(self.ahead_bytes);
+            self.steps.outdate_plans();
+        }
+    }
+
+    fn most_spare_bytes(&self) -> u64 {
+        self.budget_bytes.unwrap_or(0) / MOST_SPARE_PART
     }
 
     /// Begins a step that follows `course`. Returns the previous course. The caller drops it after releasing the lock.
@@ -454,5 +470,29 @@ impl Ledger {
         if let Some(notes) = &mut self.notes {
             notes.note(id, note);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_is_left_free_where_blocks_cannot_be_packed_or_a_plan_lacked_room() {
+        let mut ledger = Ledger::default();
+        let free = |ledger: &Ledger| (ledger.spare_bytes, ledger.ahead_bytes);
+        ledger.set_budget(3200, 100);
+        ledger.note_lacking(0);
+        assert_eq!(free(&ledger), (100, 100));
+        // A plan leaves at least what is left free ahead.
+        ledger.note_lacking(1);
+        assert_eq!(free(&ledger), (200, 200));
+        assert!(ledger.note_unplanned());
+        assert_eq!(free(&ledger), (300, 200));
+        ledger.note_lacking(1000);
+        assert_eq!(free(&ledger), (400, 400), "an eighth");
+        ledger.note_lacking(1);
+        assert!(!ledger.note_unplanned());
+        assert_eq!(free(&ledger), (400, 400));
     }
 }

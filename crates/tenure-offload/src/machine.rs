@@ -11,7 +11,7 @@ use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
 use crate::error::OffloadError;
-use crate::reclaim::SPARE_PART;
+use crate::ledger::SPARE_PART;
 
 /// A tier to spill to, and the transfers there and back.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,7 +19,6 @@ use crate::machine::{Machine, SpillLink};
 use crate::pace::Timetable;
 use crate::profile::Profile;
 use crate::profiled::Profiled;
-use crate::reclaim;
 use crate::report::Planning;
 use crate::schedule::Schedule;
 
@@ -117,7 +116,7 @@ impl EngineInner {
             let limit_bytes = budget_bytes.saturating_sub(self.ledger.lock().aside_bytes);
             let left_bytes = limit_bytes.saturating_sub(self.memory.slack_bytes() + spare_bytes);
             let lacking_bytes = schedule.lacking_bytes(profile, &needed_bytes, left_bytes);
-            let room_bytes = reclaim::room_bytes(limit_bytes);
+            let room_bytes = limit_bytes.saturating_sub(self.ledger.lock().ahead_bytes);
             let timetable = profiled.pace.as_ref().map(|pace| {
                 let releases = schedule.releases(profile, &needed_bytes, room_bytes);
                 Timetable::of(profiled, pace, &schedule, &repeated, &releases, budget_bytes)

@@ -11,10 +11,6 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::place::Place;
 
-/// One part in this many of a limit is left free by plans and ahead of an interval, since an allocator rounds sizes up,
-/// and blocks may lie in the way of others.
-pub(crate) const SPARE_PART: u64 = 32;
-
 /// Makes room for an allocation, and returns whether it could. First releases the source of a spill under way, after
 /// waiting for its copy. If there is none, spills tensors that no caller uses, the one that is needed last first, or,
 /// where that is unknown, the one that was saved first. The caller must hold no lock.
@@ -162,11 +158,6 @@ fn release_one(inner: &EngineInner, is_planned: bool) -> Result<bool, OffloadErr
     waited
 }
 
-/// Returns the bytes of a limit that an interval may use before sources of spills are released.
-pub(crate) fn room_bytes(limit_bytes: u64) -> u64 {
-    limit_bytes - limit_bytes / SPARE_PART
-}
-
 /// In a planned step on a device, releases the sources of spills, in the order in which the spills began, until the
 /// beginning interval has the room that it needs. Thus each step of a plan releases the same tensors at the same point.
 /// If they were released only when the allocator asks for room, their number would depend on fragmentation.
@@ -182,7 +173,8 @@ pub(crate) fn release_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
         let spills = || ledger.spills.iter().map(|(_, spill)| spill);
         let spilling_bytes: u64 = spills().map(Stored::bytes).sum();
-        let mut excess = (needed + spilling_bytes).saturating_sub(room_bytes(limit)) + ledger.course.late_bytes();
+        let room_bytes = limit.saturating_sub(ledger.ahead_bytes);
+        let mut excess = (needed + spilling_bytes).saturating_sub(room_bytes) + ledger.course.late_bytes();
         let mut released = Vec::new();
         for spill in spills() {
             if excess == 0 {

@@ -55,7 +55,7 @@ impl OffloadStep {
             && !inner.ledger.lock().steps.is_outdated(signature)
         {
             let lacking_bytes = layout::lay_out(device.allocator());
-            inner.ledger.lock().raise_spare_bytes(lacking_bytes);
+            inner.ledger.lock().note_lacking(lacking_bytes);
         }
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
