@@ -190,7 +190,7 @@ impl Engine {
     /// # Errors
     /// [`ProfileError::TooSmall`] if no plan can, even if all of the program's state leaves.
     pub fn check(&self) -> Result<(), OffloadError> {
-        let state_bytes = self.inner.ledger.lock().steps.state_bytes();
+        let state_bytes = self.inner.ledger.lock().leavable_bytes();
         match self.problem() {
             Err(OffloadError::Profile(ProfileError::TooSmall { least_bytes, budget_bytes, .. }))
                 if least_bytes <= budget_bytes + state_bytes =>
@@ -446,9 +446,14 @@ impl Engine {
         if inner.is_paced() {
             return inner.need_at_tick(saved.id, stream);
         }
-        if let Some(index) = index {
-            inner.handle_event(StepEvent::Need { index }, stream)?;
-        }
+        let Some(index) = index else {
+            // An earlier step has saved it, so this step's profile does not have it, and the interval goes on.
+            inner.ledger.lock().pause(&inner.memory, stream)?;
+            let storage = inner.bring_back(saved.id, stream)?;
+            inner.ledger.lock().resume(&inner.memory, stream)?;
+            return Ok(storage);
+        };
+        inner.handle_event(StepEvent::Need { index }, stream)?;
         let storage = inner.bring_back(saved.id, stream)?;
         inner.begin_interval(stream)?;
         Ok(storage)

@@ -73,8 +73,13 @@ pub(crate) struct Ledger {
     pub(crate) overflow: Option<Overflow>,
     /// Whether the program updates its state.
     pub(crate) is_updating: bool,
-    /// The bytes of state that are to leave before the next step, so that the next update finds room.
+    /// The bytes of gradients and weights that can leave: see
+    /// [`Engine::set_parameter_bytes`](crate::Engine::set_parameter_bytes).
+    parameter_bytes: u64,
+    /// The bytes of optimizers' state that are to leave before the next step, so that the next update finds room.
     pub(crate) wanted_bytes: u64,
+    /// The bytes of any state that are to leave before the next step, as this one could not be measured in the budget.
+    pub(crate) lacking_bytes: u64,
     /// The report of the current step so far.
     pub(crate) report: StepReport,
     /// The times at which each tensor was moved, while a [`StepRecorder`](crate::StepRecorder) is at work.
@@ -88,8 +93,8 @@ pub(crate) struct Ledger {
     pub(crate) refused: Option<OffloadError>,
 }
 
-/// One part in this many of a device's budget is left free at first, since its allocator rounds sizes up, and blocks may
-/// lie in the way of others.
+/// One part in this many of a device's budget is left free at first, since its allocator rounds sizes up, and blocks
+/// may lie in the way of others.
 pub(crate) const SPARE_PART: u64 = 32;
 /// At most one part in this many is left free.
 const MOST_SPARE_PART: u64 = 8;
@@ -119,7 +124,23 @@ impl Ledger {
 
     /// Discards all measurements and plans.
     pub(crate) fn forget(&mut self) {
+        let state_bytes = self.steps.state_bytes();
         self.steps = StepCache::default();
+        self.steps.set_state_bytes(state_bytes);
+    }
+
+    /// See [`Engine::set_parameter_bytes`](crate::Engine::set_parameter_bytes).
+    pub(crate) fn set_parameter_bytes(&mut self, bytes: u64) {
+        let have_left = bytes < self.parameter_bytes;
+        self.parameter_bytes = bytes;
+        if have_left {
+            self.forget();
+        }
+    }
+
+    /// Returns how many bytes the program could make leave.
+    pub(crate) fn leavable_bytes(&self) -> u64 {
+        self.steps.state_bytes() + self.parameter_bytes
     }
 
     /// Returns the most bytes that the allocator may hold: the budget less the reserved bytes.

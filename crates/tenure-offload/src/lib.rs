@@ -55,7 +55,7 @@ pub use flashneuron::{FnMemory, FnMemoryError};
 pub use identity::{Pass, ResidentIndex, SavedIndex, Signature};
 pub use inner::EngineOptions;
 pub use machine::{Machine, Memory, SpillLink};
-pub use pace::{PacedFrontEnd, Position, Watched};
+pub use pace::{PacedFrontEnd, Position, StatePart, Watched};
 pub use place::{KnownBytes, Recomputation, RecomputeInput, SavedBytesId, SavedHandle};
 pub use profile::{Profile, ProfiledTensor, Recipe};
 pub use record::{StepRecord, StepRecorder, TierMoment};

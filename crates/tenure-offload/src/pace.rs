@@ -22,8 +22,8 @@ pub trait PacedFrontEnd: Send + Sync {
     /// Returns where the calling thread is.
     fn position(&self) -> Position;
 
-    /// Returns whether only one thread of the program works within the budget. If several do, their steps interleave, so
-    /// that no step is like another.
+    /// Returns whether only one thread of the program works within the budget. If several do, their steps interleave,
+    /// so that no step is like another.
     fn is_alone(&self) -> bool;
 
     /// Returns the stream on which the calling thread puts its work, on a device.
@@ -32,16 +32,26 @@ pub trait PacedFrontEnd: Send + Sync {
     /// Reports this part of the calling thread's work from now on, and no other.
     fn watch(&self, watched: Watched);
 
-    /// Moves at least `bytes` of the program's state to zero-copy memory, if there are so many, and tells the engine how
-    /// many [stay](crate::Engine::set_state_bytes). Returns whether some left. It is called between steps.
-    fn release_state(&self, bytes: u64) -> bool;
+    /// Makes at least `bytes` of the program's state leave to zero-copy memory, if there are so many, and tells the
+    /// engine how many stay ([state](crate::Engine::set_state_bytes), [gradients and
+    /// weights](crate::Engine::set_parameter_bytes)). Returns whether some leave. It is called between steps.
+    fn release_state(&self, bytes: u64, part: StatePart) -> bool;
+}
+
+/// A part of the program's state that can leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatePart {
+    /// The state of optimizers, which no pass uses.
+    Optimizers,
+    /// That, and then gradients and weights.
+    All,
 }
 
 /// Where a thread of the program is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
-    /// In forward, where the thread can be [watched](PacedFrontEnd::watch). Its *sequence number* grows with each operation
-    /// that is no part of another operation.
+    /// In forward, where the thread can be [watched](PacedFrontEnd::watch). Its *sequence number* grows with each
+    /// operation that is no part of another operation.
     Forward(u64),
     /// In backward, in the operation that belongs to the one of this sequence number. The thread cannot be watched.
     Backward(u64),
@@ -153,11 +163,20 @@ pub(crate) struct Pace {
     pub(crate) operations: Vec<PacedOperation>,
     /// The position at each tick.
     positions: Vec<Position>,
+    /// The ticks at each position that is known.
+    ticks: HashMap<Position, Vec<u64>>,
     /// The bytes of each tick before the last event. Those of the optimizer, for example, come after it.
     pub(crate) sizes: Arc<[usize]>,
 }
 
 impl Pace {
+    /// Notes which ticks are at which position.
+    fn index_ticks(&mut self) {
+        for (tick, position) in self.positions.iter().enumerate().filter(|(_, at)| **at != Position::Unknown) {
+            self.ticks.entry(*position).or_default().push(tick as u64);
+        }
+    }
+
     /// Returns how many events a step has passed when tick number `tick` begins.
     pub(crate) fn passed(&self, tick: u64) -> usize {
         self.events.partition_point(|event| *event <= tick)
@@ -170,29 +189,35 @@ impl Pace {
         self.saves.iter().filter_map(same).collect()
     }
 
-    /// Returns the place of an allocation of this size. Tick number `now` was next. None if the step is too far from the
-    /// measured one.
+    /// Returns the place of an allocation of this size. Tick number `now` was next. None if the step is too far from
+    /// the measured one.
     pub(crate) fn place(&self, now: u64, bytes: usize, position: Position) -> Option<TickPlace> {
         /// The most ticks that may be missing, or too many, at a time.
-        const MOST: usize = 256;
-        let now = (now as usize).min(self.positions.len());
-        let near = now.saturating_sub(MOST)..self.positions.len().min(now + MOST);
-        let is_size = |tick: usize| self.sizes.get(tick) == Some(&bytes);
-        let same = near.clone().filter(|tick| self.positions[*tick] == position);
-        // Of an unknown position, there is only the size.
-        let same = same.filter(|tick| position != Position::Unknown || is_size(*tick));
-        let nearest = same.min_by_key(|tick| (!is_size(*tick), tick.abs_diff(now)));
+        const MOST: u64 = 256;
+        let all = self.positions.len() as u64;
+        let now = now.min(all);
+        let near = now.saturating_sub(MOST)..all.min(now + MOST);
+        let is_size = |tick: u64| self.sizes.get(tick as usize) == Some(&bytes);
+        let nearest = if position == Position::Unknown {
+            // There is only the size.
+            let same = near.clone().filter(|tick| self.positions[*tick as usize] == position && is_size(*tick));
+            same.min_by_key(|tick| tick.abs_diff(now))
+        } else {
+            let same = self.ticks.get(&position).into_iter().flatten().copied().filter(|tick| near.contains(tick));
+            same.min_by_key(|tick| (!is_size(*tick), tick.abs_diff(now)))
+        };
         if let Some(tick) = nearest {
-            return Some(TickPlace::At(tick as u64));
+            return Some(TickPlace::At(tick));
         }
         if position == Position::Unknown {
-            return Some(TickPlace::Before(now as u64));
+            return Some(TickPlace::Before(now));
         }
-        let after = near.clone().find(|tick| position.is_before(self.positions[*tick]))?;
-        Some(TickPlace::Before(after as u64))
+        let after = near.clone().find(|tick| position.is_before(self.positions[*tick as usize]))?;
+        Some(TickPlace::Before(after))
     }
 
-    /// Returns how many of the last ticks before tick number `now` were at a position. Where that is unknown, all of them.
+    /// Returns how many of the last ticks before tick number `now` were at a position. Where that is unknown, all of
+    /// them.
     fn ticks_at(&self, position: Position, now: u64) -> u64 {
         if position == Position::Unknown {
             return now;
@@ -299,6 +324,7 @@ impl PaceMeter {
         pace.events.retain(|_| is_event.next().copied().unwrap_or(false));
         sizes.truncate(pace.events.last().map_or(0, |last| *last as usize));
         pace.sizes = sizes.into();
+        pace.index_ticks();
         pace
     }
 
@@ -346,8 +372,8 @@ impl Span {
 pub(crate) struct Timetable {
     /// The ticks at which something is done, in order.
     stops: Vec<Stop>,
-    /// The saved tensors that the engine takes: those that the plan moves, those from which it recomputes, and a reserve
-    /// of others, which can leave if there is less room than the plan assumed.
+    /// The saved tensors that the engine takes: those that the plan moves, those from which it recomputes, and a
+    /// reserve of others, which can leave if there is less room than the plan assumed.
     taken: HashSet<SavedIndex>,
     /// The numbers of the operations that the plan may repeat.
     repeated: HashSet<usize>,
@@ -478,8 +504,8 @@ enum Sizes {
 }
 
 impl Paced {
-    /// Returns the state of a step that begins at this position, and in which allocations of forward may be larger by as
-    /// much as the reserve has. The sizes of an estimated step are not known.
+    /// Returns the state of a step that begins at this position, and in which allocations of forward may be larger by
+    /// as much as the reserve has. The sizes of an estimated step are not known.
     pub(crate) fn new(timetable: &Timetable, position: Position, budget_bytes: u64, is_estimate: bool) -> Self {
         let more_bytes = if is_estimate { u64::MAX } else { budget_bytes / RESERVE_PART };
         Self {
@@ -491,9 +517,9 @@ impl Paced {
         }
     }
 
-    /// Returns the place of a tick, in a thread at this position. Sizes may depend on the program's data, and with them which
-    /// allocations are large enough to count. None if the step does something else than the measured one, or takes much
-    /// more.
+    /// Returns the place of a tick, in a thread at this position. Sizes may depend on the program's data, and with them
+    /// which allocations are large enough to count. None if the step does something else than the measured one, or
+    /// takes much more.
     pub(crate) fn place(&mut self, pace: &Pace, tick: Tick, position: Position) -> Option<TickPlace> {
         if tick.is_expected && self.sizes != Sizes::Estimated {
             if pace.may_be_at(tick.number, position) {
@@ -618,7 +644,8 @@ mod tests {
             Position::Backward(12),
         ];
         let positions = positions.into_iter().map(|position: Position| position.since(10)).collect();
-        let pace = Pace { positions, sizes: [5, 6, 7, 8, 9, 3].into(), ..Pace::default() };
+        let mut pace = Pace { positions, sizes: [5, 6, 7, 8, 9, 3].into(), ..Pace::default() };
+        pace.index_ticks();
         // The numbers of this step are larger by 90.
         let place = |now, bytes, position: Position| pace.place(now, bytes, position.since(100));
         assert_eq!(place(0, 50, Position::Forward(101)), Some(TickPlace::At(0)));

@@ -1,9 +1,10 @@
-//! The program's own state between steps, such as an optimizer's, and the zero-copy memory that it may lie in.
+//! The program's own state, such as an optimizer's, its gradients and weights, and the zero-copy memory that it may lie
+//! in.
 //!
 //! The engine does not have these bytes: the program uses them as it likes. But the front end can move them to
-//! [zero-copy memory](tenure_device::zero_copy) and back between steps, and the program does not notice, except for the
-//! time. The engine asks for it where no plan keeps to the budget beside them. The same memory serves allocations that
-//! find no room while an optimizer steps, or in a step that takes more than its plan says.
+//! [zero-copy memory](tenure_device::zero_copy) and back, and the program does not notice, except for the time. The
+//! engine asks for it where no plan keeps to the budget beside them. The same memory serves allocations that find no
+//! room while an optimizer steps, or in a step that takes more than its plan says.
 
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use crate::course::Course;
 use crate::engine::Engine;
 use crate::error::{OffloadError, ProfileError};
 use crate::inner::EngineInner;
+use crate::pace::StatePart;
+use crate::planning::Spare;
 
 /// Where no plan is found although the bytes would fit, one part in this many of the budget is asked for at a time.
 const PLANNING_PART: u64 = 16;
@@ -50,14 +53,21 @@ impl Engine {
         }
     }
 
-    /// Tells the engine how many bytes of its program's state the front end could move to zero-copy memory now. Plans are
-    /// made for steps that begin with this state.
+    /// Tells the engine how many bytes of its program's state the front end could move to zero-copy memory now. Plans
+    /// are made for steps that begin with this state.
     pub fn set_state_bytes(&self, bytes: u64) {
         self.inner.ledger.lock().steps.set_state_bytes(bytes);
     }
 
-    /// Begins an update of the program's state. An allocation that finds no room goes to zero-copy memory, so no plan has
-    /// to leave room for it.
+    /// Tells the engine how many bytes of its program's gradients and weights the front end could make leave too, if
+    /// the state is not enough. They are part of what a step allocates, so all measurements are discarded where some
+    /// leave.
+    pub fn set_parameter_bytes(&self, bytes: u64) {
+        self.inner.ledger.lock().set_parameter_bytes(bytes);
+    }
+
+    /// Begins an update of the program's state. An allocation that finds no room goes to zero-copy memory, so no plan
+    /// has to leave room for it.
     ///
     /// # Errors
     /// The device fails.
@@ -96,9 +106,9 @@ impl EngineInner {
         zero_copy::on_overflow(memory.device(), serve);
     }
 
-    /// Returns zero-copy memory for an allocation that finds no room: in an update, in a step that follows a plan or has
-    /// left one, and elsewhere if some of the program's state can leave before the next step. Otherwise a step that is
-    /// measured is refused, with the least budget that works.
+    /// Returns zero-copy memory for an allocation that finds no room: in an update, in a step that follows a plan or
+    /// has left one, and elsewhere if some of the program's state can leave before the next step. Otherwise a step that
+    /// is measured is refused, with the least budget that works.
     pub(crate) fn overflow(&self, bytes: usize, stream: StreamId) -> Option<Storage> {
         let memory = self.memory.device()?;
         let zero_copy = self.mover.zero_copy()?;
@@ -109,8 +119,8 @@ impl EngineInner {
             let ledger = self.ledger.lock();
             let may_overflow = match ledger.course {
                 Course::Planned { .. } | Course::Free => true,
-                Course::Measured(_) => ledger.steps.state_bytes() > 0,
-                Course::None => ledger.steps.state_bytes() + zero_copy.bytes() > 0,
+                Course::Measured(_) => ledger.leavable_bytes() > 0,
+                Course::None => ledger.leavable_bytes() + zero_copy.bytes() > 0,
                 Course::Unwatched { .. } => false,
             };
             if !may_overflow && !ledger.is_updating {
@@ -130,10 +140,14 @@ impl EngineInner {
         Some(storage)
     }
 
-    /// Makes the front end move as much state out of memory as the last update lacked.
+    /// Makes the front end move as much state out of memory as the last step or update lacked.
     pub(crate) fn release_wanted_state(&self) {
-        let wanted_bytes = std::mem::take(&mut self.ledger.lock().wanted_bytes);
-        self.release_state(wanted_bytes);
+        let (wanted_bytes, lacking_bytes) = {
+            let mut ledger = self.ledger.lock();
+            (std::mem::take(&mut ledger.wanted_bytes), std::mem::take(&mut ledger.lacking_bytes))
+        };
+        self.release_state(wanted_bytes, StatePart::Optimizers);
+        self.release_state(lacking_bytes, StatePart::All);
     }
 
     /// Makes the front end move state out of memory if a step like those that were measured could not run beside it.
@@ -144,24 +158,30 @@ impl EngineInner {
             let needed_bytes = ledger.measured_need_bytes().map_or(0, |bytes| bytes + taken_bytes);
             needed_bytes.saturating_sub(ledger.budget_bytes.unwrap_or(u64::MAX))
         };
-        self.release_state(missing_bytes);
+        self.release_state(missing_bytes, StatePart::All);
     }
 
-    /// Makes the front end move state out of memory, as no plan was found for this reason. Returns whether there is more
-    /// room now.
-    pub(crate) fn make_room_for_plan(&self, error: &OffloadError) -> bool {
+    /// Makes the front end move state out of memory, as no plan was found for this reason. Returns whether there is
+    /// more room now.
+    pub(crate) fn make_room_for_plan(&self, error: &OffloadError, spare: Spare) -> bool {
+        // To leave bytes free is not worth the time that gradients and weights take to come and go.
+        let part = if spare == Spare::Needed { StatePart::Optimizers } else { StatePart::All };
         match error {
             OffloadError::Profile(ProfileError::TooSmall { least_bytes, budget_bytes, .. }) => {
-                self.release_state(least_bytes.saturating_sub(*budget_bytes))
+                self.release_state(least_bytes.saturating_sub(*budget_bytes), part)
             }
-            OffloadError::NoPlan { budget_bytes, .. } => self.release_state(budget_bytes / PLANNING_PART),
+            OffloadError::NoPlan { budget_bytes, .. } => self.release_state(budget_bytes / PLANNING_PART, part),
             _ => false,
         }
     }
 
     /// Makes the front end move at least so many bytes of state out of memory. Returns whether some left.
-    fn release_state(&self, bytes: u64) -> bool {
-        let can_leave = self.ledger.lock().steps.state_bytes() > 0;
-        bytes > 0 && can_leave && self.paced.get().is_some_and(|front_end| front_end.release_state(bytes))
+    fn release_state(&self, bytes: u64, part: StatePart) -> bool {
+        let leavable_bytes = {
+            let ledger = self.ledger.lock();
+            if part == StatePart::All { ledger.leavable_bytes() } else { ledger.steps.state_bytes() }
+        };
+        let front_end = self.paced.get().filter(|_| bytes > 0 && leavable_bytes > 0);
+        front_end.is_some_and(|front_end| front_end.release_state(bytes, part))
     }
 }

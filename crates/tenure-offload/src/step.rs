@@ -130,7 +130,7 @@ impl EngineInner {
             }
             match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX), spare) {
                 Ok(planned) => break (cached.profiled, planned),
-                Err(error) if self.make_room_for_plan(&error) => {}
+                Err(error) if self.make_room_for_plan(&error, spare) => {}
                 // The state stays, as there is no room for it elsewhere.
                 Err(_) if spare == Spare::Needed => spare = Spare::Optional,
                 // The step may take less than was estimated.
@@ -236,7 +236,12 @@ impl EngineInner {
         }
         let mut report = ledger.report;
         let overflow = ledger.overflow.take();
-        ledger.wanted_bytes = ledger.wanted_bytes.max(overflow.map_or(0, |overflow| overflow.most_bytes));
+        let overflow_bytes = overflow.map_or(0, |overflow| overflow.most_bytes);
+        if matches!(course, Course::Measured(_)) {
+            ledger.lacking_bytes = overflow_bytes;
+        } else {
+            ledger.wanted_bytes = ledger.wanted_bytes.max(overflow_bytes);
+        }
         let has_exceeded = std::mem::take(&mut ledger.has_exceeded);
         if has_exceeded && !matches!(course, Course::Measured(_)) {
             report.exceeded_bytes = Some(self.memory.take_peak().allocated_bytes);

@@ -210,6 +210,26 @@ fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
 
+#[test]
+fn memory_that_an_interval_takes_before_a_tensor_of_an_earlier_step_is_needed_counts() {
+    let _one = ONE.lock();
+    let engine = engine(u64::MAX, 256 * MIB);
+    let first = engine.begin(1, Pass::Plain).unwrap();
+    let out = storage(BYTES).unwrap();
+    let earlier = engine.save(&out, 0, DType::U8, None, None, String::new).unwrap().unwrap();
+    drop(out);
+    first.finish().unwrap();
+    let second = engine.begin(1, Pass::Plain).unwrap();
+    let out = storage(BYTES).unwrap();
+    let saved = engine.save(&out, 0, DType::U8, None, None, String::new).unwrap().unwrap();
+    drop(out);
+    drop(storage(8 * BYTES).unwrap());
+    drop(engine.need(&earlier, None).unwrap());
+    drop(engine.need(&saved, None).unwrap());
+    second.finish().unwrap();
+    assert!(engine.least_budget_bytes().unwrap() >= 8 * BYTES);
+}
+
 /// Runs a forward pass that saves layers as long as the engine takes them, and a backward pass. Returns how many it
 /// took.
 fn unwatched_step(engine: &Engine, signature: Signature, layers: u64) -> (u64, bool, StepReport) {

@@ -1,5 +1,5 @@
-//! Steps that go by their program's allocations, on the host's memory. They run in a process of their own, because their
-//! limit is that of the process.
+//! Steps that go by their program's allocations, on the host's memory. They run in a process of their own, because
+//! their limit is that of the process.
 #![expect(clippy::disallowed_methods, reason = "where a clock that the test moves on begins")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,7 +13,7 @@ use tenure_device::Stream;
 use tenure_device::allocation_clock::AllocationClock;
 use tenure_offload::{
     Engine, EngineOptions, KnownBytes, Memory, PacedFrontEnd, Pass, Position, Recomputation, RecomputeInput,
-    SavedBytesId, SavedHandle, SpillLink, StepReport, Watched,
+    SavedBytesId, SavedHandle, SpillLink, StatePart, StepReport, Watched,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
@@ -54,7 +54,7 @@ impl PacedFrontEnd for Program {
         None
     }
 
-    fn release_state(&self, _: u64) -> bool {
+    fn release_state(&self, _: u64, _: StatePart) -> bool {
         false
     }
 

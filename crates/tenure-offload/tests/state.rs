@@ -11,8 +11,8 @@ use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Stream, zero_copy};
 use tenure_offload::{
-    Engine, EngineOptions, Memory, OffloadError, PacedFrontEnd, Pass, Position, ProfileError, SpillLink, StepReport,
-    Watched,
+    Engine, EngineOptions, Memory, OffloadError, PacedFrontEnd, Pass, Position, ProfileError, SpillLink, StatePart,
+    StepReport, Watched,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{Destination, Mover, MoverOptions};
@@ -26,6 +26,8 @@ struct Program {
     engine: Mutex<Option<Engine>>,
     memory: &'static DeviceMemory,
     state: Mutex<Vec<Storage>>,
+    /// Whether it has gradients and weights that can leave.
+    has_parameters: Mutex<bool>,
 }
 
 impl PacedFrontEnd for Program {
@@ -44,7 +46,7 @@ impl PacedFrontEnd for Program {
 
     fn watch(&self, _: Watched) {}
 
-    fn release_state(&self, bytes: u64) -> bool {
+    fn release_state(&self, bytes: u64, part: StatePart) -> bool {
         let engine = self.engine.lock().clone().unwrap();
         let mut released = 0;
         for storage in self.state.lock().iter_mut().filter(|storage| !is_zero_copy(storage)) {
@@ -58,7 +60,11 @@ impl PacedFrontEnd for Program {
             released += BYTES;
         }
         engine.set_state_bytes(self.state_on_device());
-        released > 0
+        let parameters_leave = part == StatePart::All && std::mem::take(&mut *self.has_parameters.lock());
+        if parameters_leave {
+            engine.set_parameter_bytes(0);
+        }
+        released > 0 || parameters_leave
     }
 }
 
@@ -84,7 +90,12 @@ impl Program {
         engine.set_budget(budget_bytes);
         engine.set_strict();
         engine.enforce().unwrap();
-        let program = Arc::new(Self { engine: Mutex::new(Some(engine.clone())), memory, state: Mutex::default() });
+        let program = Arc::new(Self {
+            engine: Mutex::new(Some(engine.clone())),
+            memory,
+            state: Mutex::default(),
+            has_parameters: Mutex::default(),
+        });
         engine.count_allocations(Arc::clone(&program) as _);
         (program, engine)
     }
@@ -213,5 +224,20 @@ fn a_budget_is_too_small_where_host_memory_is_too() {
     assert!(is_too_small, "{outcome:?}");
     assert_eq!(program.state_on_device(), 32 * MIB);
     drop(held);
+    *program.engine.lock() = None;
+}
+
+#[test]
+fn gradients_and_weights_leave_where_a_step_cannot_be_measured_beside_them() {
+    let _one = ONE.lock();
+    let (program, engine) = Program::new(BYTES / 2, 1 << 30);
+    *program.has_parameters.lock() = true;
+    engine.set_parameter_bytes(BYTES);
+    let report = program.step(&engine).unwrap();
+    assert!(report.unplanned > 0 && !report.is_planned, "{report:?}");
+    assert_eq!(engine.least_budget_bytes(), None, "a step with memory elsewhere is no measurement");
+    assert!(*program.has_parameters.lock(), "they leave between steps");
+    assert!(matches!(program.step(&engine), Err(OffloadError::TooSmallSoFar { .. })));
+    assert!(!*program.has_parameters.lock());
     *program.engine.lock() = None;
 }

@@ -1,5 +1,5 @@
-//! The program's own state in a budget of PyTorch's tensors, such as its optimizers': it can lie in host memory that the
-//! device uses in place.
+//! The program's own state in a budget of PyTorch's tensors, such as its optimizers': it can lie in host memory that
+//! the device uses in place.
 
 use std::sync::Arc;
 
@@ -42,6 +42,11 @@ impl BudgetState {
     /// Tells how many bytes of state are on the device and could move to the host.
     fn set_bytes(&self, py: Python<'_>, bytes: u64) {
         py.detach(|| self.inner.engine().set_state_bytes(bytes));
+    }
+
+    /// Tells how many bytes of gradients and weights could leave too.
+    fn set_parameter_bytes(&self, py: Python<'_>, bytes: u64) {
+        py.detach(|| self.inner.engine().set_parameter_bytes(bytes));
     }
 
     /// The bytes in host memory that the device uses in place.
@@ -87,8 +92,8 @@ impl BudgetState {
         })
     }
 
-    /// Moves the storage of a tensor, at `address` and of `bytes` bytes, from host memory to the device. Returns whether
-    /// there is room.
+    /// Moves the storage of a tensor, at `address` and of `bytes` bytes, from host memory to the device. Returns
+    /// whether there is room.
     fn move_to_device(&self, tensor: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<bool> {
         self.replace(tensor, |stream| {
             let _on_stream = StreamGuard::new(stream);
@@ -115,8 +120,8 @@ impl BudgetState {
         }
     }
 
-    /// Gives a tensor the storage that `copy` makes on this thread's stream. Its former bytes are freed with no lock held,
-    /// in the order of the stream. Returns whether there was a storage.
+    /// Gives a tensor the storage that `copy` makes on this thread's stream. Its former bytes are freed with no lock
+    /// held, in the order of the stream. Returns whether there was a storage.
     fn replace(
         &self,
         tensor: &Bound<'_, PyAny>,

@@ -11,7 +11,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tenure::core::{Device, Purpose, Storage};
-use tenure::offload::{self, OffloadError, PacedFrontEnd, Position, Recomputation, SavedBytesId, Setup, Watched};
+use tenure::offload::{
+    self, OffloadError, PacedFrontEnd, Position, Recomputation, SavedBytesId, Setup, StatePart, Watched,
+};
 use tenure_device::host::OnHostMemory;
 use tenure_device::{Stream, exchange};
 
@@ -380,11 +382,12 @@ impl PacedFrontEnd for FrontEnd {
         }
     }
 
-    fn release_state(&self, bytes: u64) -> bool {
+    fn release_state(&self, bytes: u64, part: StatePart) -> bool {
         // An error leaves the state where it is: the budget is then too small, which the engine reports.
         Python::attach(|py| match owner_of(&self.owner, py) {
             Ok(Some(owner)) => {
-                owner.call_method1(intern!(py, "_release_state"), (bytes,)).and_then(|has| has.extract())
+                let arguments = (bytes, part == StatePart::All);
+                owner.call_method1(intern!(py, "_release_state"), arguments).and_then(|has| has.extract())
             }
             Ok(None) => Ok(false),
             Err(error) => Err(error),

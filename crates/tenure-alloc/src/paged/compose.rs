@@ -5,6 +5,8 @@
 //! chunks first, and takes the cheapest: the one that exceeds the allowance least, and among those the one with the
 //! least cost in mappings and in free bytes left in chunks partly in use.
 
+use std::cmp::Reverse;
+
 use smallvec::SmallVec;
 
 use super::space::Space;
@@ -57,6 +59,8 @@ const MAPPING_COST: i64 = 1 << 20;
 const PIECE_COST: i64 = 2 << 20;
 /// The number of longest runs at ends of windows that are considered; each takes a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
+/// The number of longest free ends of chunks that are considered; for each, a plan looks at all chunks that are whole.
+const SUFFIXES: usize = 32;
 
 /// A free run at the end of a window, after which chunks can be mapped.
 struct OpenRun {
@@ -117,8 +121,10 @@ impl Space {
         let mut best: Option<CandidatePlan> = None;
         let free = FreeChunks { whole: &whole_chunks, prefixes: &prefixes, is_usable: &|_| true };
         self.offer_completions(need, BlockStart::Fresh, 0, &free, &mut best);
-        for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
-            let bytes = chunk.free_suffix().min(need.bytes);
+        let suffixes = partial().map(|(index, chunk)| (chunk.free_suffix().min(need.bytes), index));
+        let mut suffixes: Vec<(u64, usize)> = suffixes.filter(|suffix| suffix.0 > 0).collect();
+        suffixes.sort_unstable_by_key(|suffix| Reverse(*suffix));
+        for (bytes, index) in suffixes.into_iter().take(SUFFIXES) {
             let others = FreeChunks { is_usable: &|other| other != index, ..free };
             self.offer_completions(need, BlockStart::Suffix(index), bytes, &others, &mut best);
         }
@@ -164,7 +170,7 @@ impl Space {
                 is_ready.then_some(OpenRun { window: index, address, bytes })
             })
             .collect();
-        open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
+        open.sort_by_key(|open| Reverse(open.bytes));
         open
     }
 
@@ -180,24 +186,25 @@ impl Space {
     ) {
         let FreeChunks { whole, prefixes, is_usable } = *free;
         let mut rest = need.bytes - found;
+        // The positions of the chunks that are taken, in order.
         let mut taken = SmallVec::<[usize; 16]>::new();
         let mut next = 0;
         while rest > 0 {
             next += whole[next..].partition_point(|(bytes, _)| *bytes > rest);
             let Some(&(bytes, index)) = whole.get(next) else { break };
-            next += 1;
             if is_usable(index) {
                 rest -= bytes;
-                taken.push(index);
+                taken.push(next);
             }
+            next += 1;
         }
-        let base_cost = self.start_cost(start, found) + MAPPING_COST * count(&taken);
+        let base_cost = self.start_cost(start, found) + MAPPING_COST * signed(taken.len() as u64);
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
             let mappings =
                 new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
             let cost = (new_bytes.saturating_sub(need.allowance), base_cost + MAPPING_COST * signed(mappings) + left);
             if best.as_ref().is_none_or(|best| cost < best.cost) {
-                let chunks = taken.iter().copied().chain(extra).collect();
+                let chunks = taken.iter().map(|position| whole[*position].1).chain(extra).collect();
                 *best = Some(CandidatePlan { cost, start, chunks, new_bytes, last });
             }
         };
@@ -209,8 +216,9 @@ impl Space {
             offer(None, 0, Some(index), piece_cost(bytes - rest) - piece_cost(bytes));
         }
         let large = &whole[..whole.partition_point(|(bytes, _)| *bytes >= rest)];
-        let smallest = large.iter().rev().find(|(_, index)| is_usable(*index) && !taken.contains(index));
-        if let Some(&(bytes, index)) = smallest {
+        let is_free =
+            |(position, chunk): &(usize, &(u64, usize))| is_usable(chunk.1) && taken.binary_search(position).is_err();
+        if let Some((_, &(bytes, index))) = large.iter().enumerate().rev().find(is_free) {
             offer(Some(index), 0, None, piece_cost(bytes - rest));
         }
         let new_bytes = rest.next_multiple_of(need.granularity);
@@ -258,8 +266,4 @@ fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = ChunkSource>
 /// Converts to a signed number. A very large value becomes one that can still be added up.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX / 4)
-}
-
-fn count(chunks: &[usize]) -> i64 {
-    signed(chunks.len() as u64)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -27,7 +28,7 @@ from tenure._entries import is_compiled
 from tenure._native import BudgetPhase, SavedHooks
 from tenure.torch.budgets.functional import let_functions_through
 from tenure.torch.budgets.recipes import operations
-from tenure.torch.budgets.state import OptimizerState
+from tenure.torch.budgets.state import TrainingState
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.installation.cpu import put_under
 from tenure.torch.purpose import address_of
@@ -83,7 +84,7 @@ class Budget(ModelBudget):
         self._native: _native.Budget = native
         native.attach(weakref.ref(self))
         state = _native.BudgetState.of(native)
-        self._state = None if state is None else OptimizerState(state, module, device)
+        self._state = None if state is None else TrainingState(state, module, device)
         if is_compiled(module):
             native.set_advice(
                 "the model is compiled as a whole, and a compiled graph needs all its saved tensors at once: compile "
@@ -98,6 +99,7 @@ class Budget(ModelBudget):
         self._native.count_thread(True)
         if self._state is not None:
             self._state.watch()
+            self._state.make_room(torch.cuda.memory_allocated(self._device) - (self.bytes or sys.maxsize))
         let_functions_through(_suspend)
         return _nested.enter_hooks()
 
@@ -133,7 +135,11 @@ class Budget(ModelBudget):
 
     def _leave_model(self, *, all_calls: bool = False, has_failed: bool = False) -> None:
         super()._leave_model(all_calls=all_calls, has_failed=has_failed)
-        if self._threads.calls > 0 or self not in _nested.noting:
+        if self._threads.calls > 0:
+            return
+        if self._state is not None:
+            self._state.end_call()
+        if self not in _nested.noting:
             return
         _nested.noting.remove(self)
         if _nested.noting:
@@ -153,9 +159,9 @@ class Budget(ModelBudget):
         else:
             hooks.pause()
 
-    def _release_state(self, wanted: int) -> bool:
-        """Moves some of the optimizers' state to host memory. The native budget calls this between steps."""
-        return self._state is not None and self._state.release(wanted)
+    def _release_state(self, wanted: int, with_parameters: bool) -> bool:
+        """Moves some of the training's state to host memory. The native budget calls this between steps."""
+        return self._state is not None and self._state.release(wanted, with_parameters=with_parameters)
 
     def _wake(self) -> bool:
         """Sets the hooks when an unwatched step finds no room. The native budget calls this in the allocating thread.
@@ -234,13 +240,16 @@ def budget(
     step that begins with more memory held than before, such as an optimizer's state.
 
     Where a GPU's steps find no room beside the state of their optimizers, some of it moves to pinned host memory, which
-    the GPU uses in place. Its tensors stay the same objects, with the same values, and come back when the budget
-    ends. So a budget may be smaller than weights, gradients and this state together. Optimizers of PyTorch's then
-    step in pieces, with the same results.
+    the GPU uses in place. If that is not enough, gradients move there as backward makes them, and then weights of
+    linear, convolution and embedding layers, which come to the GPU for each call of their layer. All these tensors
+    stay the same objects, with the same values, and come back when the budget ends. So a budget may be smaller than
+    the weights alone. Optimizers of PyTorch's then step in pieces, with the same results. Nothing of this moves while
+    there are CUDA graphs, which keep the addresses of what they use.
 
     Saved tensors smaller than 1 MiB, parameters and buffers stay in memory. So do tensor subclasses and memory that
     Tenure did not allocate. A saved tensor that is later written to in ways that autograd does not see (``.data``,
-    NumPy) may come back with its old values.
+    NumPy) may come back with its old values. So may a weight that has left, if it is written to so while the model is
+    being called.
 
     ``torch.compile`` works. The backward pass of a compiled graph needs all its saved tensors at once: so compile
     layers rather than the whole model, and pass this function the model that the program calls. The memory of CUDA

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from tenure import _native
+from tenure.torch.budgets.moving import Mover, address_and_bytes
 
 __all__ = ["PieceStepper", "can_step_in_pieces", "pieces_of", "step_only"]
 
@@ -103,11 +103,10 @@ def step_only(optimizer: Optimizer) -> Iterator[Callable[[Piece], None]]:
 class PieceStepper:
     """Steps optimizers of a device in pieces."""
 
-    def __init__(self, state: _native.BudgetState, device: torch.device) -> None:
-        self._state = state
-        self._device = device
-        self._inward = torch.cuda.Stream(device)
-        self._outward = torch.cuda.Stream(device)
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+        self._inward = torch.cuda.Stream(mover.device)
+        self._outward = torch.cuda.Stream(mover.device)
 
     def step(self, optimizer: Optimizer, host_state: Callable[[Tensor], list[Tensor]], room: int) -> None:
         """Steps all parameters. `host_state` returns the tensors of a parameter's state that lie in host memory.
@@ -115,51 +114,56 @@ class PieceStepper:
         The step may take `room` bytes of the device's memory. State that is too large for this is used in place.
         """
 
+        def used_by(parameter: Tensor) -> list[Tensor]:
+            gradient = parameter.grad
+            has_host_gradient = gradient is not None and self._mover.is_on_host(gradient)
+            return [*host_state(parameter), *([gradient] if has_host_gradient else [])]
+
         def bytes_of(parameter: Tensor) -> int:
-            return sum(map(_slot_bytes, host_state(parameter))) or parameter.nbytes
+            return sum(map(_slot_bytes, used_by(parameter))) or parameter.nbytes
 
         size = min(_MOST_BYTES, room // _PIECES_AT_ONCE)
         pieces = list(pieces_of(optimizer, bytes_of, size))
-        states = [[each for group in piece for one in group for each in host_state(one)] for piece in pieces]
+        states = [[each for group in piece for one in group for each in used_by(one)] for piece in pieces]
         states = [state if sum(map(_slot_bytes, state)) <= size else [] for state in states]
         # Without staged state, no slot is used.
-        slots = [torch.empty(size * any(states), dtype=torch.uint8, device=self._device) for _ in range(_SLOTS)]
+        slots = [torch.empty(size * any(states), dtype=torch.uint8, device=self._mover.device) for _ in range(_SLOTS)]
         freed: list[torch.cuda.Event | None] = [None] * _SLOTS
-        now = torch.cuda.current_stream(self._device)
+        now = torch.cuda.current_stream(self._mover.device)
         self._inward.wait_stream(now)
         with step_only(optimizer) as step_piece:
             for number, (piece, state) in enumerate(zip(pieces, states, strict=True)):
                 turn = number % _SLOTS
-                places = [(_address(each), here) for each, here in zip(state, _places(state, slots[turn]), strict=True)]
+                addresses = [address_and_bytes(each)[0] for each in state]
+                places = list(zip(addresses, _places(state, slots[turn]), strict=True))
+                # A step only reads gradients.
+                gradients = {one.grad for group in piece for one in group}
+                written = [place for place, each in zip(places, state, strict=True) if each not in gradients]
                 with torch.cuda.stream(self._inward):
                     if (event := freed[turn]) is not None:
                         self._inward.wait_event(event)
                     for there, here in places:
-                        self._state.copy_to_device(there, here.data_ptr())
+                        self._mover.native.copy_to_device(there, here.data_ptr())
                 now.wait_stream(self._inward)
                 with _replaced(state, [here for _, here in places]):
                     step_piece(piece)
                 self._outward.wait_stream(now)
                 with torch.cuda.stream(self._outward):
-                    for there, here in places:
-                        self._state.copy_from_device(there, here.data_ptr())
+                    for there, here in written:
+                        self._mover.native.copy_from_device(there, here.data_ptr())
                     freed[turn] = self._outward.record_event()
         now.wait_stream(self._outward)
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def _slot_bytes(tensor: Tensor) -> int:
-    return -(-tensor.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
+    return -(-address_and_bytes(tensor)[1] // _ALIGNMENT) * _ALIGNMENT
 
 
 def _places(state: list[Tensor], slot: Tensor) -> Iterator[Tensor]:
     """Yields the bytes of a slot for each tensor's storage."""
     begin = 0
     for tensor in state:
-        yield slot[begin : begin + tensor.untyped_storage().nbytes()]
+        yield slot[begin : begin + address_and_bytes(tensor)[1]]
         begin += _slot_bytes(tensor)
 
 

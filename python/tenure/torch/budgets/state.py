@@ -1,7 +1,7 @@
-"""The state of a program's optimizers within a budget.
+"""The state of a program's training within a budget: that of its optimizers, gradients and weights.
 
 It lies on the device, or, where there is too little room, in host memory that the device uses in place. Either way the
-tensors stay the same objects, with the same values.
+tensors stay the same objects, with the same values. The state of optimizers leaves first, then gradients, then weights.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from torch.utils.hooks import RemovableHandle
 
 from tenure import _native
 from tenure._nested import instances_in
+from tenure.torch.budgets.gradients import Gradients
+from tenure.torch.budgets.moving import Mover, address_and_bytes
 from tenure.torch.budgets.pieces import PieceStepper, can_step_in_pieces
+from tenure.torch.budgets.weights import Weights
 
-__all__ = ["OptimizerState"]
-
-#: Smaller tensors stay on the device.
-_LEAST_BYTES = 1 << 20
+__all__ = ["TrainingState"]
 
 
-class OptimizerState:
-    """The state of all optimizers that step while a budget is entered."""
+class TrainingState:
+    """The gradients and weights of a model, and the state of all optimizers that step while a budget is entered."""
 
     def __init__(self, state: _native.BudgetState, module: nn.Module, device: torch.device) -> None:
         self._state = state
         self._module = module
         self._device = device
+        self._mover = Mover(state, device)
+        self._gradients = Gradients(self._mover)
+        self._weights = Weights(self._mover, module)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: list[RemovableHandle] = []
         #: The number of parameters with state, and the bytes of all, when an optimizer was looked through last.
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._stepper = PieceStepper(state, device)
+        self._stepper = PieceStepper(self._mover)
         #: The parameters, by group, of optimizers that have stepped in pieces, until their own steps end.
         self._stepped: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
 
@@ -62,6 +65,18 @@ class OptimizerState:
                 state._end_update(optimizer)
 
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        self._count_parameters()
+
+    def make_room(self, excess: int) -> None:
+        """Makes weights leave, and their gradients, where weights alone take so much more than the budget."""
+        if excess > 0 and not self._has_graphs():
+            self._gradients.leave(self._module.parameters(), excess)
+            self._weights.leave(excess)
+            self._count_parameters()
+
+    def end_call(self) -> None:
+        """Runs when a thread has called the model."""
+        self._weights.end_call()
 
     def leave(self) -> None:
         """Ends the watch, and takes the state back to the device, as far as there is room."""
@@ -71,21 +86,31 @@ class OptimizerState:
         for optimizer in list(self._stepped):
             self._give_back(optimizer)
         self._state.end_update()
-        for tensor in self._tensors(on_host=True):
-            if not self._state.move_to_device(tensor, *_place(tensor)):
-                break
+        on_host = [*self._weights.stop(), *self._gradients.stop(), *self._optimizer_state(on_host=True)]
+        if not self._has_graphs():
+            # The rest stays where it is if there is no room for all.
+            all(self._mover.move_to_device(tensor) for tensor in on_host)
 
-    def release(self, wanted: int) -> bool:
-        """Moves at least so many bytes to host memory, if there are as many, and returns whether some were moved."""
+    def release(self, wanted: int, *, with_parameters: bool = False) -> bool:
+        """Makes at least so many bytes leave, if there are as many, and returns whether there were some.
+
+        With parameters, gradients and weights leave too if optimizers have too little state.
+        """
+        if self._has_graphs():
+            return False
         released = 0
-        for tensor in self._tensors(on_host=False):
-            if released >= wanted:
+        # cuBLAS keeps its workspaces. One that found no room lies in host memory; it is made anew where there is room.
+        torch._C._cuda_clearCublasWorkspaces()
+        for tensor in self._optimizer_state(on_host=False):
+            if released >= wanted or not self._mover.move_to_host(tensor):
                 break
-            address, size = _place(tensor)
-            if not self._state.move_to_host(tensor, address, size):
-                break
-            released += size
+            released += address_and_bytes(tensor)[1]
+        if released < wanted and with_parameters:
+            released += self._gradients.leave(self._module.parameters(), wanted - released)
+        if released < wanted and with_parameters:
+            released += self._weights.leave(wanted - released)
         self._count()
+        self._count_parameters()
         return released > 0
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -127,31 +152,32 @@ class OptimizerState:
         last, first = next(reversed(_global_optimizer_pre_hooks)), next(iter(_global_optimizer_post_hooks))
         return [last, first] == [hook.id for hook in self._hooks]
 
+    def _has_graphs(self) -> bool:
+        """Returns whether there may be CUDA graphs. They use tensors at the addresses that these had before."""
+        return any(tuple(each["segment_pool_id"]) != (0, 0) for each in torch.cuda.memory_snapshot())
+
     def _host_state(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-        """Returns the state of a parameter that lies in host memory."""
-        tensors = instances_in(optimizer.state.get(parameter, {}), Tensor)
-        return [each for each in tensors if self._can_move(each) and self._state.is_on_host(_place(each)[0])]
+        """Returns the parts of a parameter's state that lie in host memory, the parameter itself among them."""
+        tensors = (parameter, *instances_in(optimizer.state.get(parameter, {}), Tensor))
+        return [each for each in tensors if self._mover.can_move(each) and self._mover.is_on_host(each)]
 
     def _count(self) -> None:
-        self._state.set_bytes(sum(_place(tensor)[1] for tensor in self._tensors(on_host=False)))
+        """Tells the engine how much state of optimizers is on the device."""
+        self._state.set_bytes(sum(address_and_bytes(each)[1] for each in self._optimizer_state(on_host=False)))
 
-    def _can_move(self, tensor: Tensor) -> bool:
-        is_plain = type(tensor) is Tensor and tensor.device == self._device and tensor.layout == torch.strided
-        return is_plain and _place(tensor)[1] >= _LEAST_BYTES
+    def _count_parameters(self) -> None:
+        """Tells the engine how much of gradients and weights could leave."""
+        gradients = self._gradients.staying(self._module.parameters())
+        staying = (*gradients, *self._weights.staying())
+        self._state.set_parameter_bytes(sum(each.nbytes for each in staying))
 
-    def _tensors(self, *, on_host: bool) -> Iterator[Tensor]:
-        """Yields one tensor for each storage of the state that can move, and that is on the host or not."""
-        # The model uses its own tensors in its passes, so they stay.
-        seen = {_place(each)[0] for each in (*self._module.parameters(), *self._module.buffers())}
+    def _optimizer_state(self, *, on_host: bool) -> Iterator[Tensor]:
+        """Yields one tensor for each storage of optimizers that can move, and that is on the host or not."""
+        # An optimizer may refer to the model's own tensors, which the model uses in its passes.
+        seen = {address_and_bytes(each)[0] for each in (*self._module.parameters(), *self._module.buffers())}
         for optimizer in self._optimizers:
-            for tensor in filter(self._can_move, instances_in(optimizer.state, Tensor)):
-                address = _place(tensor)[0]
+            for tensor in filter(self._mover.can_move, instances_in(optimizer.state, Tensor)):
+                address = address_and_bytes(tensor)[0]
                 if address not in seen and self._state.is_on_host(address) == on_host:
                     seen.add(address)
                     yield tensor
-
-
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Returns the address and the size of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()

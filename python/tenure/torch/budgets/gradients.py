@@ -1,0 +1,60 @@
+"""Gradients that leave the device as soon as backward has made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tenure.torch.budgets.moving import Mover
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """The gradients of a model's parameters."""
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+        #: The hooks of the parameters whose gradients leave.
+        self._hooks: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
+
+    def staying(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Returns the parameters whose gradients could leave, and do not yet."""
+        return [each for each in parameters if each.requires_grad and each not in self._hooks and self._can_leave(each)]
+
+    def leave(self, parameters: Iterable[Tensor], wanted: int) -> int:
+        """Makes gradients leave from now on, of so many bytes if there are as many. Returns the bytes."""
+        leaving = 0
+        for parameter in self.staying(parameters):
+            if leaving >= wanted:
+                break
+            self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._move)
+            self._move(parameter)
+            leaving += parameter.nbytes
+        return leaving
+
+    def stop(self) -> list[Tensor]:
+        """Lets all gradients stay from now on. Returns those on the host."""
+        parameters = list(self._hooks)
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        return [each for each in gradients if self._mover.is_on_host(each)]
+
+    def _can_leave(self, parameter: Tensor) -> bool:
+        # A gradient has the form of its parameter.
+        return self._mover.can_move(parameter)
+
+    def _move(self, parameter: Tensor) -> None:
+        # A view of a larger storage, such as a bucket of collectives, stays. The copy is in the order of this stream,
+        # since others may read the gradient there next, without telling.
+        gradient = parameter.grad
+        if gradient is None or torch.cuda.is_current_stream_capturing():
+            return
+        if self._mover.is_alone_on_device(gradient):
+            self._mover.move_to_host(gradient)
