@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tenure.torch
 from tenure._native import BudgetState
@@ -161,3 +163,23 @@ def test_memory_is_back_when_the_optimizer_is_gone() -> None:
         optimizer = torch.optim.SGD(net.parameters())
         train(net, optimizer, 3)
         assert (report := budget.report()) is not None and report.zero_copy_bytes == 0
+
+
+def test_the_state_of_sharded_parameters_leaves() -> None:
+    tenure.torch.install()
+    net = nn.Sequential(*(nn.Linear(2048, 2048, bias=False, device="cuda") for _ in range(LAYERS)))
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    mesh = distributed.init_device_mesh("cuda", (2,))
+    for part in (*net, net):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with tenure.torch.budget(net, "60%", host_bytes=512 * MIB) as budget:
+        for _ in range(6):
+            net(torch.ones(1024, 2048, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        report = budget.report()
+        assert report is not None and report.is_planned and report.zero_copy_bytes > 0
+        parts = [each.to_local() for each in moments(optimizer)]
+        assert on_host(parts) * 8 * MIB == report.zero_copy_bytes
+    assert on_host(parts) == 0

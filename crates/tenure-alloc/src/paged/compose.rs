@@ -5,8 +5,6 @@
 //! chunks first, and takes the cheapest: the one that exceeds the allowance least, and among those the one with the
 //! least cost in mappings and in free bytes left in chunks partly in use.
 
-use std::cmp::Reverse;
-
 use smallvec::SmallVec;
 
 use super::space::Space;
@@ -59,8 +57,6 @@ const MAPPING_COST: i64 = 1 << 20;
 const PIECE_COST: i64 = 2 << 20;
 /// The number of longest runs at ends of windows that are considered; each takes a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
-/// The number of longest free ends of chunks that are considered; for each, a plan looks at all chunks that are whole.
-const SUFFIXES: usize = 32;
 
 /// A free run at the end of a window, after which chunks can be mapped.
 struct OpenRun {
@@ -121,10 +117,8 @@ impl Space {
         let mut best: Option<CandidatePlan> = None;
         let free = FreeChunks { whole: &whole_chunks, prefixes: &prefixes, is_usable: &|_| true };
         self.offer_completions(need, BlockStart::Fresh, 0, &free, &mut best);
-        let suffixes = partial().map(|(index, chunk)| (chunk.free_suffix().min(need.bytes), index));
-        let mut suffixes: Vec<(u64, usize)> = suffixes.filter(|suffix| suffix.0 > 0).collect();
-        suffixes.sort_unstable_by_key(|suffix| Reverse(*suffix));
-        for (bytes, index) in suffixes.into_iter().take(SUFFIXES) {
+        for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
+            let bytes = chunk.free_suffix().min(need.bytes);
             let others = FreeChunks { is_usable: &|other| other != index, ..free };
             self.offer_completions(need, BlockStart::Suffix(index), bytes, &others, &mut best);
         }
@@ -170,7 +164,7 @@ impl Space {
                 is_ready.then_some(OpenRun { window: index, address, bytes })
             })
             .collect();
-        open.sort_by_key(|open| Reverse(open.bytes));
+        open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
         open
     }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tenure import _native
 
-__all__ = ["Mover", "address_and_bytes"]
+__all__ = ["Mover", "address_and_bytes", "parts_of"]
 
 #: Smaller tensors stay on the device.
 _LEAST_BYTES = 1 << 20
@@ -25,11 +25,11 @@ class Mover:
 
     def can_move(self, tensor: Tensor) -> bool:
         """Returns whether a tensor is large enough, and is nothing but its bytes."""
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        return is_plain and tensor.device == self.device and address_and_bytes(tensor)[1] >= _LEAST_BYTES
+        is_here = _is_plain(tensor) and tensor.device == self.device
+        return is_here and address_and_bytes(tensor)[1] >= _LEAST_BYTES
 
     def is_on_host(self, tensor: Tensor) -> bool:
-        return self.native.is_on_host(address_and_bytes(tensor)[0])
+        return _is_plain(tensor) and self.native.is_on_host(address_and_bytes(tensor)[0])
 
     def is_alone_on_device(self, tensor: Tensor) -> bool:
         """Returns whether a tensor can move, is on the device, and is all that its storage has."""
@@ -42,6 +42,18 @@ class Mover:
     def move_to_device(self, tensor: Tensor) -> bool:
         """Moves a tensor's storage back. Returns False if there is no room for it."""
         return self.native.move_to_device(tensor, *address_and_bytes(tensor))
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Returns the tensors that have a tensor's bytes: itself, or the parts of a subclass such as ``DTensor``."""
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in parts_of(getattr(tensor, name))]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
 
 
 def address_and_bytes(tensor: Tensor) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from tenure import _native
 from tenure._nested import instances_in
 from tenure.torch.budgets.gradients import Gradients
-from tenure.torch.budgets.moving import Mover, address_and_bytes
+from tenure.torch.budgets.moving import Mover, address_and_bytes, parts_of
 from tenure.torch.budgets.pieces import PieceStepper, can_step_in_pieces
 from tenure.torch.budgets.weights import Weights
 
@@ -159,7 +159,8 @@ class TrainingState:
     def _host_state(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
         """Returns the parts of a parameter's state that lie in host memory, the parameter itself among them."""
         tensors = (parameter, *instances_in(optimizer.state.get(parameter, {}), Tensor))
-        return [each for each in tensors if self._mover.can_move(each) and self._mover.is_on_host(each)]
+        parts = (part for each in tensors for part in parts_of(each))
+        return [each for each in parts if self._mover.can_move(each) and self._mover.is_on_host(each)]
 
     def _count(self) -> None:
         """Tells the engine how much state of optimizers is on the device."""
@@ -174,9 +175,12 @@ class TrainingState:
     def _optimizer_state(self, *, on_host: bool) -> Iterator[Tensor]:
         """Yields one tensor for each storage of optimizers that can move, and that is on the host or not."""
         # An optimizer may refer to the model's own tensors, which the model uses in its passes.
-        seen = {address_and_bytes(each)[0] for each in (*self._module.parameters(), *self._module.buffers())}
+        own = (*self._module.parameters(), *self._module.buffers())
+        movable = (part for each in own for part in parts_of(each) if self._mover.can_move(part))
+        seen = {address_and_bytes(each)[0] for each in movable}
         for optimizer in self._optimizers:
-            for tensor in filter(self._mover.can_move, instances_in(optimizer.state, Tensor)):
+            parts = (part for each in instances_in(optimizer.state, Tensor) for part in parts_of(each))
+            for tensor in filter(self._mover.can_move, parts):
                 address = address_and_bytes(tensor)[0]
                 if address not in seen and self._state.is_on_host(address) == on_host:
                     seen.add(address)
