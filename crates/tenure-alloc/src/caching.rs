@@ -136,12 +136,13 @@ pub trait Cycles {
     }
 
     /// Puts this cycle's blocks into one range of all the memory that is free for them, where each has an offset in
-    /// bytes, a multiple of 512. They are the blocks of [`repeated_cycle`](Self::repeated_cycle), and those that would
-    /// reach beyond the range go elsewhere. So does a block whose place is taken when it is allocated.
+    /// bytes, a multiple of 512. They are the blocks of [`repeated_cycle`](Self::repeated_cycle) of this cycle or of an
+    /// earlier one. If those are not the blocks that this cycle would have, nothing changes. Those that would reach
+    /// beyond the range go elsewhere. So does a block whose place is taken when it is allocated.
     ///
     /// # Errors
     /// The backing fails. Then blocks go where they would have gone.
-    fn lay_out_cycle(&self, _offsets: &[u64]) -> Result<(), AllocError> {
+    fn lay_out_cycle(&self, _blocks: &[CycleBlock], _offsets: &[u64]) -> Result<(), AllocError> {
         Ok(())
     }
 }

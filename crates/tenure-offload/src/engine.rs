@@ -36,7 +36,7 @@ impl Engine {
     /// Creates an engine for a memory, whose bytes `mover` moves. The engine has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: EngineOptions) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
-        let (wake, paced, is_strict, may_exceed, moves_all, limit, ledger) = Default::default();
+        let (wake, paced, is_strict, may_exceed, moves_all, limit, ledger, layout) = Default::default();
         let inner = EngineInner {
             memory,
             mover,
@@ -49,6 +49,7 @@ impl Engine {
             moves_all,
             limit,
             ledger,
+            layout,
         };
         let inner = Arc::new(inner);
         let weak = Arc::downgrade(&inner);

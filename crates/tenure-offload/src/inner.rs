@@ -14,6 +14,7 @@ use crate::clock::HostTime;
 use crate::course::Course;
 use crate::error::OffloadError;
 use crate::identity::{Signature, TensorId};
+use crate::layout::Layout;
 use crate::ledger::Ledger;
 use crate::machine::{Memory, SpillLink};
 use crate::pace::PacedFrontEnd;
@@ -53,6 +54,7 @@ pub(crate) struct EngineInner {
     /// set again.
     pub(crate) limit: Mutex<Option<u64>>,
     pub(crate) ledger: Mutex<Ledger>,
+    pub(crate) layout: Mutex<Layout>,
 }
 
 impl Drop for EngineInner {

@@ -1,6 +1,9 @@
 //! Addresses for the blocks of a step that repeats itself: packed, so that none is in the way of another.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread;
 use std::time::Duration;
 
 use tenure_alloc::{CachingAllocator, RepeatedCycle};
@@ -15,26 +18,63 @@ const ALIGNMENT: u64 = 512;
 /// The most blocks of a step that is laid out, so that packing takes less than a second.
 const MOST_BLOCKS: usize = 1 << 13;
 
-/// Lays out the step that begins, if it repeats itself and the allocator would map memory for it all the same. Returns
-/// the bytes by which the blocks take more than there may be room. Where there is none, they stay where they were: if
-/// only some were laid out, the others would be in their way.
-pub(crate) fn lay_out(allocator: &dyn CachingAllocator) -> u64 {
-    let cycle = allocator.repeated_cycle().filter(|cycle| cycle.blocks.len() <= MOST_BLOCKS);
-    let Some(cycle) = cycle else { return 0 };
-    let RepeatedCycle { room_bytes, growth_bytes, .. } = cycle;
-    let Some((offsets, height_bytes)) = pack(cycle) else { return 0 };
-    if height_bytes <= room_bytes
-        && let Err(error) = allocator.lay_out_cycle(&offsets)
-    {
-        // The step needs no layout.
-        tracing::warn!("a step could not be laid out: {error}");
-    }
-    height_bytes.saturating_sub(room_bytes.saturating_add(growth_bytes))
+/// The layout of an engine's steps. Packing takes up to as long as some steps, so it is done in the background.
+#[derive(Default)]
+pub(crate) struct Layout {
+    /// The packings that are being made, by the kind of the step.
+    pending: HashMap<u64, Receiver<Packed>>,
 }
 
-/// Returns the offset in bytes of each block, and the end of the highest one.
-fn pack(cycle: RepeatedCycle) -> Option<(Vec<u64>, u64)> {
-    let buffers = cycle.blocks.into_iter().enumerate().map(|(index, block)| Buffer {
+/// The packing of a cycle's blocks.
+struct Packed {
+    cycle: RepeatedCycle,
+    offsets: Vec<u64>,
+    /// The end of the highest block.
+    height_bytes: u64,
+}
+
+impl Layout {
+    /// Begins to pack the step of a `kind` that begins, if it repeats itself and the allocator maps memory for it all the
+    /// same. If such a packing is ready, or if it has to wait for it, lays the step out. Returns the bytes by which the
+    /// blocks take more than there may be room. Where there is none, they stay where they were: if only some were laid
+    /// out, the others would be in their way.
+    pub(crate) fn lay_out(&mut self, allocator: &dyn CachingAllocator, kind: u64, waits: bool) -> u64 {
+        if !self.pending.contains_key(&kind) {
+            let cycle = allocator.repeated_cycle().filter(|cycle| cycle.blocks.len() <= MOST_BLOCKS);
+            let packed = cycle.and_then(begin_to_pack);
+            self.pending.extend(packed.map(|packed| (kind, packed)));
+        }
+        let Some(packed) = self.pending.get(&kind) else { return 0 };
+        let packed = if waits { packed.recv().map_err(TryRecvError::from) } else { packed.try_recv() };
+        if packed.as_ref().is_err_and(|error| *error == TryRecvError::Empty) {
+            return 0;
+        }
+        self.pending.remove(&kind);
+        let Ok(Packed { cycle, offsets, height_bytes }) = packed else { return 0 };
+        let RepeatedCycle { blocks, room_bytes, growth_bytes } = cycle;
+        if height_bytes <= room_bytes
+            && let Err(error) = allocator.lay_out_cycle(&blocks, &offsets)
+        {
+            // The step needs no layout.
+            tracing::warn!("a step could not be laid out: {error}");
+        }
+        height_bytes.saturating_sub(room_bytes.saturating_add(growth_bytes))
+    }
+}
+
+/// Packs a cycle in a thread of its own. Returns None if there is none, and nothing is sent if there is no packing.
+fn begin_to_pack(cycle: RepeatedCycle) -> Option<Receiver<Packed>> {
+    let (sender, receiver) = mpsc::channel();
+    let pack = move || {
+        // The engine may be gone.
+        pack(cycle).into_iter().for_each(|packed| drop(sender.send(packed)));
+    };
+    thread::Builder::new().name("tenure-pack".into()).spawn(pack).ok()?;
+    Some(receiver)
+}
+
+fn pack(cycle: RepeatedCycle) -> Option<Packed> {
+    let buffers = cycle.blocks.iter().enumerate().map(|(index, block)| Buffer {
         id: index.to_string(),
         start: block.lifetime.start as u64,
         end: block.lifetime.end as u64,
@@ -47,7 +87,7 @@ fn pack(cycle: RepeatedCycle) -> Option<(Vec<u64>, u64)> {
     let capacity_bytes = Some(cycle.room_bytes.max(problem.lower_bound_bytes()));
     let options = PackingOptions { capacity_bytes, node_limit: Some(MOST_TRIED), time_limit: Some(MOST_TIME) };
     let packing = problem.pack(&options, |_| ControlFlow::Continue(())).packing;
-    Some((packing.offsets().to_vec(), packing.height_bytes()))
+    Some(Packed { offsets: packing.offsets().to_vec(), height_bytes: packing.height_bytes(), cycle })
 }
 
 #[cfg(test)]
@@ -81,16 +121,20 @@ mod tests {
         };
         for _ in 0..2 {
             begin();
-            assert_eq!(lay_out(allocator), 0);
+            assert_eq!(Layout::default().lay_out(allocator, 0, true), 0);
             blocks();
         }
         begin();
         allocator.set_memory_fraction(0.0).unwrap();
-        assert_eq!(lay_out(allocator), 48 * MIB, "all memory was given back, and none may be made");
+        assert_eq!(
+            Layout::default().lay_out(allocator, 0, true),
+            48 * MIB,
+            "all memory was given back, and none may be made"
+        );
         allocator.set_memory_fraction(1.0).unwrap();
         let before = blocks();
         allocator.begin_cycle(0).unwrap();
-        assert_eq!(lay_out(allocator), 0);
+        assert_eq!(Layout::default().lay_out(allocator, 0, true), 0);
         let laid_out = blocks();
         assert!(laid_out.iter().zip(before).all(|(block, before)| *block != before));
         assert_eq!(laid_out[0], laid_out[2]);

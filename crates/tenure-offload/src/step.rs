@@ -13,7 +13,6 @@ use crate::course::{Course, Pacing};
 use crate::error::OffloadError;
 use crate::identity::{Pass, Signature, TensorId};
 use crate::inner::EngineInner;
-use crate::layout;
 use crate::ledger::Ledger;
 use crate::machine::Peak;
 use crate::measured::Measured;
@@ -54,7 +53,8 @@ impl OffloadStep {
             && course.is_settled()
             && !inner.ledger.lock().steps.is_outdated(signature)
         {
-            let lacking_bytes = layout::lay_out(device.allocator());
+            let is_simulated = inner.memory.is_simulated();
+            let lacking_bytes = inner.layout.lock().lay_out(device.allocator(), signature.kind, is_simulated);
             inner.ledger.lock().note_lacking(lacking_bytes);
         }
         let before = inner.ledger.lock().begin_step(signature, course);

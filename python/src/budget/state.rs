@@ -49,6 +49,11 @@ impl BudgetState {
         py.detach(|| self.inner.engine().set_parameter_bytes(bytes));
     }
 
+    /// Discards all measurements of steps.
+    fn forget(&self, py: Python<'_>) {
+        py.detach(|| self.inner.engine().forget());
+    }
+
     /// The bytes in host memory that the device uses in place.
     #[getter]
     fn host_bytes(&self) -> u64 {

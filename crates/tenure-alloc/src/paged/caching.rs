@@ -10,8 +10,8 @@ use crate::hooks::Hooks;
 use crate::native::{Engine, EngineOwner};
 use crate::sync::Ordering;
 use crate::{
-    Address, AllocError, Block, CachingAllocator, Cycles, History, LiveBlocks, MappedChunk, MemoryReports, PoolId,
-    RepeatedCycle, Snapshot, Statistics, Tuning,
+    Address, AllocError, Block, CachingAllocator, CycleBlock, Cycles, History, LiveBlocks, MappedChunk, MemoryReports,
+    PoolId, RepeatedCycle, Snapshot, Statistics, Tuning,
 };
 
 impl CachingAllocator for PagedAllocator {
@@ -76,9 +76,9 @@ impl Cycles for PagedAllocator {
         if state.progress.is_capturing() { None } else { state.repeated_cycle() }
     }
 
-    fn lay_out_cycle(&self, offsets: &[u64]) -> Result<(), AllocError> {
+    fn lay_out_cycle(&self, blocks: &[CycleBlock], offsets: &[u64]) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        if state.progress.is_capturing() { Ok(()) } else { Ok(state.lay_out_cycle(offsets)?) }
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.lay_out_cycle(blocks, offsets)?) }
     }
 }
 

@@ -7,7 +7,7 @@ use tenure_core::StreamId;
 use super::compose::{BlockStart, ChunkSource, MappingPlan, Need};
 use super::config::{ChunksFor, SLAB_BYTES};
 use super::state::{Effort, NoBlock, PagedState};
-use crate::{Address, BackingError, RepeatedCycle};
+use crate::{Address, BackingError, CycleBlock, RepeatedCycle};
 
 /// The number of allocations without a free at which a streak begins.
 const STREAK: u32 = 8;
@@ -271,7 +271,10 @@ impl PagedState {
     }
 
     /// See [`Cycles::lay_out_cycle`](crate::Cycles::lay_out_cycle).
-    pub(super) fn lay_out_cycle(&mut self, offsets: &[u64]) -> Result<(), BackingError> {
+    pub(super) fn lay_out_cycle(&mut self, blocks: &[CycleBlock], offsets: &[u64]) -> Result<(), BackingError> {
+        if self.places.blocks().is_none_or(|own| own != blocks) {
+            return Ok(());
+        }
         let (sizes, chunks): (Vec<u64>, Vec<usize>) = self.free_chunks().into_iter().unzip();
         if chunks.is_empty() {
             return Ok(());

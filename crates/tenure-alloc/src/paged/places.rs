@@ -153,12 +153,18 @@ impl Places {
         }
     }
 
-    /// Returns the blocks that [`lay_out`](Self::lay_out) puts elsewhere, of the cycle that this one is like, if that
-    /// repeated an earlier one and memory was still mapped in it. Returns None if it did so some times before.
+    /// Returns the [blocks](Self::blocks) of the cycle that this one is like, if that repeated an earlier one and memory
+    /// was still mapped in it. Returns None if it did so some times before.
     pub(super) fn offer(&mut self) -> Option<Vec<CycleBlock>> {
         let like = self.like.as_mut().filter(|like| like.has_mapped)?;
         let offers = like.offers.as_mut().filter(|offers| **offers < MOST_OFFERS)?;
         *offers += 1;
+        self.blocks()
+    }
+
+    /// Returns the blocks that [`lay_out`](Self::lay_out) puts elsewhere, of the cycle that this one is like.
+    pub(super) fn blocks(&self) -> Option<Vec<CycleBlock>> {
+        let like = self.like.as_ref()?;
         let main = like.main_stream()?;
         let block = |(index, place): (usize, &Place)| {
             Some(CycleBlock { bytes: place.bytes, lifetime: index..place.end_on(main)? })
@@ -176,7 +182,7 @@ impl Places {
         kept.flat_map(|place| [Some(place.address), place.other].map(|at| Some((at?, place.bytes)))).flatten().collect()
     }
 
-    /// Makes this cycle's [blocks](Self::offer) go to a window at `first` of `bytes` bytes: each to its offset, unless
+    /// Makes this cycle's [blocks](Self::blocks) go to a window at `first` of `bytes` bytes: each to its offset, unless
     /// it would reach beyond the end.
     pub(super) fn lay_out(&mut self, first: Address, bytes: u64, offsets: &[u64]) {
         let Some(like) = &mut self.like else { return };

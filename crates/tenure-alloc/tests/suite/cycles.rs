@@ -118,9 +118,10 @@ fn a_cycle_that_repeats_itself_and_maps_memory_can_be_laid_out() {
     f.allocator.begin_cycle(0).unwrap();
     let blocks = vec![block(16, 0..2), block(32, 1..3), block(16, 2..3)];
     let growth_bytes = GIB - 48 * MIB;
-    assert_eq!(f.allocator.repeated_cycle(), Some(RepeatedCycle { blocks, room_bytes: 48 * MIB, growth_bytes }));
+    let offered = RepeatedCycle { blocks: blocks.clone(), room_bytes: 48 * MIB, growth_bytes };
+    assert_eq!(f.allocator.repeated_cycle(), Some(offered));
     // The third block is to lie higher than there is room.
-    f.allocator.lay_out_cycle(&[32 * MIB, 0, 40 * MIB]).unwrap();
+    f.allocator.lay_out_cycle(&blocks, &[32 * MIB, 0, 40 * MIB]).unwrap();
     let [first, second, third] = three_blocks(&f);
     assert_eq!(first, second + 32 * MIB);
     assert_ne!(third, second + 40 * MIB);
@@ -135,15 +136,17 @@ fn blocks_whose_offsets_are_of_no_use_go_where_they_went() {
     let f = Fixture::new(tight());
     (0..2).for_each(|_| cycle_without_memory(&f));
     f.allocator.begin_cycle(0).unwrap();
+    let blocks = f.allocator.repeated_cycle().unwrap().blocks;
+    // Another cycle has such blocks.
+    f.allocator.lay_out_cycle(&blocks[..2], &[0, 16 * MIB]).unwrap();
     // The first is nowhere, the second is no multiple of 512, and in the third's place is the second.
-    f.allocator.lay_out_cycle(&[u64::MAX - 511, 100, 0]).unwrap();
-    let blocks = three_blocks(&f);
-    assert!(blocks.iter().all(|block| block % 512 == 0));
+    f.allocator.lay_out_cycle(&blocks, &[u64::MAX - 511, 100, 0]).unwrap();
+    assert!(three_blocks(&f).iter().all(|address| address % 512 == 0));
     // There are too few offsets, and no cycle is like the one that has begun.
     f.allocator.begin_cycle(0).unwrap();
-    f.allocator.lay_out_cycle(&[]).unwrap();
+    f.allocator.lay_out_cycle(&blocks, &[]).unwrap();
     f.allocator.begin_cycle(1).unwrap();
-    f.allocator.lay_out_cycle(&[0, 0]).unwrap();
+    f.allocator.lay_out_cycle(&blocks, &[0, 0]).unwrap();
     three_blocks(&f);
 }
 
@@ -237,7 +240,7 @@ fn packed(blocks: &[CycleBlock]) -> Vec<u64> {
 /// The backing panics if two blocks share bytes.
 fn run_cycles(
     random: &mut impl FnMut(usize) -> usize,
-    mut lay_out: impl FnMut(RepeatedCycle) -> Option<Vec<u64>>,
+    mut lay_out: impl FnMut(&RepeatedCycle) -> Option<Vec<u64>>,
 ) -> Vec<u64> {
     let (events, most) = random_cycle(random);
     let f = Fixture::new(PagedConfig { max_chunk_bytes: 2 * MIB, min_chunk_bytes: 2 * MIB, slack: 0.35, ..tight() });
@@ -245,8 +248,10 @@ fn run_cycles(
     let mut outliving: Vec<u64> = Vec::new();
     let cycle = |_| {
         f.allocator.begin_cycle(0).unwrap();
-        if let Some(offsets) = f.allocator.repeated_cycle().and_then(&mut lay_out) {
-            f.allocator.lay_out_cycle(&offsets).unwrap();
+        if let Some(cycle) = f.allocator.repeated_cycle()
+            && let Some(offsets) = lay_out(&cycle)
+        {
+            f.allocator.lay_out_cycle(&cycle.blocks, &offsets).unwrap();
         }
         let before = f.calls("map");
         let mut blocks: Vec<Option<u64>> = Vec::new();

@@ -126,6 +126,12 @@ class Budget(ModelBudget):
         device = self._device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
+    def _begin(self, kind: Hashable, sizes: Hashable, input_bytes: int) -> None:
+        self._end()
+        if self._state is not None:
+            self._state.begin_step()
+        super()._begin(kind, sizes, input_bytes)
+
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._enter_model(module, args, kwargs)
         if self._trains() and self._native.phase == BudgetPhase.WATCHED:

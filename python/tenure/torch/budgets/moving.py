@@ -29,6 +29,7 @@ class Mover:
         return is_here and address_and_bytes(tensor)[1] >= _LEAST_BYTES
 
     def is_on_host(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor lies in host memory."""
         return _is_plain(tensor) and self.native.is_on_host(address_and_bytes(tensor)[0])
 
     def is_alone_on_device(self, tensor: Tensor) -> bool:

@@ -74,6 +74,11 @@ class TrainingState:
             self._weights.leave(excess)
             self._count_parameters()
 
+    def begin_step(self) -> None:
+        """Runs before a step begins. A step that copies weights in another order allocates in another order."""
+        if self._weights.take_learned():
+            self._state.forget()
+
     def end_call(self) -> None:
         """Runs when a thread has called the model."""
         self._weights.end_call()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -67,6 +68,9 @@ class Weights:
         #: The hooks of the layers with weights on the host.
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]] = weakref.WeakKeyDictionary()
         self._threads = _ThreadCalls()
+        #: The layer that followed each layer last time: in forward, and in backward, where checkpoints call layers.
+        self._followers: tuple[_Followers, _Followers] = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
+        self._has_learned = False
 
     def staying(self) -> list[Tensor]:
         """Returns the weights that could leave, and do not yet."""
@@ -84,8 +88,12 @@ class Weights:
             passed += weight.nbytes
             if left * total < min(wanted, total) * passed and self._mover.move_to_host(weight):
                 left += weight.nbytes
-        for layer in self._module.modules():
-            if type(layer) in _LAYERS and layer not in self._hooks and self._host_weights(layer):
+        layers = [each for each in self._module.modules() if type(each) in _LAYERS and self._host_weights(each)]
+        # Most models call their layers in this order.
+        for followers in self._followers:
+            followers.update((layer, weakref.ref(follower)) for layer, follower in pairwise(layers))
+        for layer in layers:
+            if layer not in self._hooks:
                 before = layer.register_forward_pre_hook(_BeforeLayer(self))
                 self._hooks[layer] = [before, layer.register_forward_hook(_AfterLayer(), always_call=True)]
         return left
@@ -97,6 +105,11 @@ class Weights:
         self._hooks.clear()
         self.end_call()
         return [each for each in self._module.parameters() if self._mover.is_on_host(each)]
+
+    def take_learned(self) -> bool:
+        """Returns whether layers were called in another order since the last call of this."""
+        has_learned, self._has_learned = self._has_learned, False
+        return has_learned
 
     def end_call(self) -> None:
         """Runs when this thread has called the model. Until the next call, a copy made ahead may be out of date."""
@@ -114,9 +127,10 @@ class Weights:
             # Another backward pass, or none: a checkpoint calls layers in another order.
             self.end_call()
             calls.task = task
-        followers = calls.followers[task != -1]
-        if calls.last is not None:
-            followers[calls.last] = weakref.ref(layer)
+        followers = self._followers[task != -1]
+        if calls.last is not None and followers.get(calls.last) != (follower := weakref.ref(layer)):
+            followers[calls.last] = follower
+            self._has_learned = True
         calls.last = layer
         ahead, calls.ahead = calls.ahead, {}
         now = torch.cuda.current_stream(self._mover.device)
@@ -127,9 +141,9 @@ class Weights:
             now.wait_event(made.is_complete)
             # It hides the parameter of this name.
             layer.__dict__[name] = _Copy.apply(weight, [made.copy])
-        follower = followers[layer]() if layer in followers else None
-        if follower is not None and follower in self._hooks:
-            calls.ahead = {each: self._copied(each) for each in self._host_weights(follower).values()}
+        expected = followers[layer]() if layer in followers else None
+        if expected is not None and expected in self._hooks:
+            calls.ahead = {each: self._copied(each) for each in self._host_weights(expected).values()}
 
     def _copied(self, weight: Tensor) -> _WeightCopy:
         """Begins to copy a weight to the device."""
@@ -150,8 +164,6 @@ class _ThreadCalls(threading.local):
         self.last: nn.Module | None = None
         #: The backward pass that the thread is in, -1 if none.
         self.task = -1
-        #: The layer that followed each layer last time: in forward, and in backward, where checkpoints call layers.
-        self.followers: tuple[_Followers, _Followers] = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
         #: Copies of the weights of the layer that is expected next.
         self.ahead: dict[Tensor, _WeightCopy] = {}
 

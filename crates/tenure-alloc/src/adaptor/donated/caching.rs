@@ -6,9 +6,9 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use super::Donated;
 use crate::{
-    Address, AllocError, Block, CachingAllocator, Cycles, FreeMemoryCallback, History, LiveBlocks, MappedChunk,
-    MemoryLimits, MemoryReports, OutOfMemoryObserver, PoolCheckpoint, PoolCheckpoints, PoolId, PoolSource, PoolUse,
-    PrivatePools, RepeatedCycle, Restored, Snapshot, Statistics, StreamFilter, Tuning,
+    Address, AllocError, Block, CachingAllocator, CycleBlock, Cycles, FreeMemoryCallback, History, LiveBlocks,
+    MappedChunk, MemoryLimits, MemoryReports, OutOfMemoryObserver, PoolCheckpoint, PoolCheckpoints, PoolId, PoolSource,
+    PoolUse, PrivatePools, RepeatedCycle, Restored, Snapshot, Statistics, StreamFilter, Tuning,
 };
 
 impl<A: CachingAllocator> CachingAllocator for Donated<A> {
@@ -43,8 +43,8 @@ impl<A: CachingAllocator> Cycles for Donated<A> {
         self.inner.repeated_cycle()
     }
 
-    fn lay_out_cycle(&self, offsets: &[u64]) -> Result<(), AllocError> {
-        self.inner.lay_out_cycle(offsets)
+    fn lay_out_cycle(&self, blocks: &[CycleBlock], offsets: &[u64]) -> Result<(), AllocError> {
+        self.inner.lay_out_cycle(blocks, offsets)
     }
 }
 
