@@ -7,7 +7,9 @@ Kernels compute nothing, so the tests write the bytes themselves, and see whethe
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -174,12 +176,56 @@ def test_steps_whose_layers_are_called_in_another_order_are_planned() -> None:
             return x
 
     backwards = Backwards()
-    with tenure.torch.budget(backwards, WEIGHTS + WORKSPACES - 4 * MIB, host_bytes=HOST_BYTES) as budget:
+    with tenure.torch.budget(backwards, WEIGHTS + WORKSPACES + 24 * MIB, host_bytes=HOST_BYTES) as budget:
         assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
         train(backwards, torch.optim.AdamW(net.parameters()), 8)
         report = budget.report()
         assert report is not None and report.is_planned
         assert on_host(list(net.parameters())) == LAYERS
+
+
+def test_steps_that_call_a_layer_twice_or_in_ever_new_orders_are_planned() -> None:
+    net = model()
+
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = net
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            first = 1 + self.calls % 7 if self.calls < 12 else 1
+            for number in (first, 0, *range(1, LAYERS), 0):
+                x = self.layers[number](x)
+            return x
+
+    shuffled = Shuffled()
+    with tenure.torch.budget(shuffled, WEIGHTS + WORKSPACES + 24 * MIB, host_bytes=HOST_BYTES) as budget:
+        assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
+        train(shuffled, torch.optim.AdamW(net.parameters()), 18)
+        report = budget.report()
+        assert report is not None and report.is_planned
+
+
+def test_an_interrupt_and_writes_within_a_call_reach_the_weight_itself() -> None:
+    net = model()
+    first, second = net[0], net[1]
+
+    def write(layer: nn.Module, *_: Any) -> None:
+        with torch.no_grad():
+            layer.weight.copy_(torch.full((SIZE, SIZE), 7.0))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), tenure.torch.budget(net, 2 * WEIGHTS, host_bytes=HOST_BYTES) as budget:
+        assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
+        first.register_forward_pre_hook(write)
+        second.register_forward_pre_hook(interrupt)
+        net(torch.ones(256, SIZE, device="cuda"))
+    assert first._parameters["weight"].cpu().eq(7.0).all()
+    assert all("weight" not in layer.__dict__ for layer in net)
 
 
 def test_a_call_that_fails_leaves_no_copy_behind() -> None:

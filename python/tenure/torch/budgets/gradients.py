@@ -21,6 +21,8 @@ class Gradients:
         self._mover = mover
         #: The hooks of the parameters whose gradients leave.
         self._hooks: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
+        #: Whether a CUDA graph has captured a backward pass: it has the addresses of gradients.
+        self._is_captured = False
 
     def staying(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Returns the parameters whose gradients could leave, and do not yet."""
@@ -54,7 +56,6 @@ class Gradients:
         # A view of a larger storage, such as a bucket of collectives, stays. The copy is in the order of this stream,
         # since others may read the gradient there next, without telling.
         gradient = parameter.grad
-        if gradient is None or torch.cuda.is_current_stream_capturing():
-            return
-        if self._mover.is_alone_on_device(gradient):
+        self._is_captured |= torch.cuda.is_current_stream_capturing()
+        if gradient is not None and not self._is_captured and self._mover.is_alone_on_device(gradient):
             self._mover.move_to_host(gradient)

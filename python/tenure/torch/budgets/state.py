@@ -7,6 +7,7 @@ tensors stay the same objects, with the same values. The state of optimizers lea
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -68,14 +69,24 @@ class TrainingState:
         self._count_parameters()
 
     def make_room(self, excess: int) -> None:
-        """Makes weights leave, and their gradients, where weights alone take so much more than the budget."""
+        """Makes so many bytes leave that are there where a thread enters the budget."""
+        self._weights.enter()
         if excess > 0 and not self._has_graphs():
+            own = set(self._module.parameters())
+            for optimizer in gc.get_objects():
+                # Those that have stepped before have state.
+                if issubclass(type(optimizer), Optimizer) and not own.isdisjoint(optimizer.state):
+                    self._optimizers.add(optimizer)
+            excess -= self._release_optimizer_state(excess)
             self._gradients.leave(self._module.parameters(), excess)
             self._weights.leave(excess)
+            self._count()
             self._count_parameters()
+            torch.cuda.empty_cache()
 
     def begin_step(self) -> None:
         """Runs before a step begins. A step that copies weights in another order allocates in another order."""
+        self._weights.begin_step()
         if self._weights.take_learned():
             self._state.forget()
 
@@ -103,20 +114,27 @@ class TrainingState:
         """
         if self._has_graphs():
             return False
-        released = 0
         # cuBLAS keeps its workspaces. One that found no room lies in host memory; it is made anew where there is room.
         torch._C._cuda_clearCublasWorkspaces()
-        for tensor in self._optimizer_state(on_host=False):
-            if released >= wanted or not self._mover.move_to_host(tensor):
-                break
-            released += address_and_bytes(tensor)[1]
+        released = self._release_optimizer_state(wanted)
         if released < wanted and with_parameters:
             released += self._gradients.leave(self._module.parameters(), wanted - released)
         if released < wanted and with_parameters:
             released += self._weights.leave(wanted - released)
         self._count()
         self._count_parameters()
+        # Where all was allocated before there was a limit, the allocator may hold more than the budget.
+        torch.cuda.empty_cache()
         return released > 0
+
+    def _release_optimizer_state(self, wanted: int) -> int:
+        """Moves so many bytes of optimizers' state to the host, if there are as many. Returns the bytes."""
+        released = 0
+        for tensor in self._optimizer_state(on_host=False):
+            if released >= wanted or not self._mover.move_to_host(tensor):
+                break
+            released += address_and_bytes(tensor)[1]
+        return released
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._give_back(optimizer)
