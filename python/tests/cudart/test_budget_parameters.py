@@ -53,19 +53,24 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         optimizer.zero_grad()
 
 
+def train_marked(budget: tenure.torch.Budget, net: nn.Module, optimizer: torch.optim.Optimizer, limit: int) -> None:
+    """Trains within a limit until a step follows a plan. The weights are marked after the first steps."""
+    torch.cuda.reset_peak_memory_stats()
+    train(net, optimizer, 2)
+    mark(list(net.parameters()))
+    train(net, optimizer, 8)
+    report = budget.report()
+    assert report is not None and report.is_planned
+    assert torch.cuda.max_memory_reserved() <= limit
+
+
 def test_gradients_leave_where_weights_and_gradients_find_no_room() -> None:
     net = model()
     parameters = list(net.parameters())
     optimizer = torch.optim.AdamW(parameters)
     limit = 2 * WEIGHTS + WORKSPACES - 48 * MIB
     with tenure.torch.budget(net, limit, host_bytes=HOST_BYTES) as budget:
-        torch.cuda.reset_peak_memory_stats()
-        train(net, optimizer, 2)
-        mark(parameters)
-        train(net, optimizer, 6)
-        report = budget.report()
-        assert report is not None and report.is_planned
-        assert torch.cuda.max_memory_reserved() <= limit
+        train_marked(budget, net, optimizer, limit)
         assert on_host(list(parameters)) == 0
         net(torch.ones(256, SIZE, device="cuda")).sum().backward()
         gradients = [each.grad for each in parameters if each.grad is not None]
@@ -91,13 +96,7 @@ def test_weights_leave_where_they_find_no_room_and_come_for_each_call() -> None:
     optimizer = torch.optim.AdamW(parameters)
     limit = WEIGHTS + WORKSPACES - 32 * MIB
     with tenure.torch.budget(net, limit, host_bytes=HOST_BYTES) as budget:
-        torch.cuda.reset_peak_memory_stats()
-        train(net, optimizer, 2)
-        mark(parameters)
-        train(net, optimizer, 8)
-        report = budget.report()
-        assert report is not None and report.is_planned
-        assert torch.cuda.max_memory_reserved() <= limit
+        train_marked(budget, net, optimizer, limit)
         assert on_host(list(parameters)) > 0 and are_marked(parameters)
         saved = copy.deepcopy(net.state_dict())
         assert list(saved) == list(model().state_dict())

@@ -26,7 +26,9 @@ class Gradients:
 
     def staying(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Returns the parameters whose gradients could leave, and do not yet."""
-        return [each for each in parameters if each.requires_grad and each not in self._hooks and self._can_leave(each)]
+        trained = (each for each in parameters if each.requires_grad and each not in self._hooks)
+        # A gradient has the form of its parameter.
+        return [each for each in trained if self._mover.can_move(each)]
 
     def leave(self, parameters: Iterable[Tensor], wanted: int) -> int:
         """Makes gradients leave from now on, of so many bytes if there are as many. Returns the bytes."""
@@ -47,10 +49,6 @@ class Gradients:
         self._hooks.clear()
         gradients = [each.grad for each in parameters if each.grad is not None]
         return [each for each in gradients if self._mover.is_on_host(each)]
-
-    def _can_leave(self, parameter: Tensor) -> bool:
-        # A gradient has the form of its parameter.
-        return self._mover.can_move(parameter)
 
     def _move(self, parameter: Tensor) -> None:
         # A view of a larger storage, such as a bucket of collectives, stays. The copy is in the order of this stream,

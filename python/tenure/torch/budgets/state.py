@@ -74,7 +74,7 @@ class TrainingState:
         if excess > 0 and not self._has_graphs():
             own = set(self._module.parameters())
             for optimizer in gc.get_objects():
-                # Those that have stepped before have state.
+                # An optimizer that has stepped before has state.
                 if issubclass(type(optimizer), Optimizer) and not own.isdisjoint(optimizer.state):
                     self._optimizers.add(optimizer)
             excess -= self._release_optimizer_state(excess)
