@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 #: The number of steps in which a budget measures and plans. The timed steps follow.
 FIRST = 8
 #: The ways to run a program. A number is a budget in percent of what the plain program reserved; `same` is the budget
-#: that checkpoints reserved.
+#: that checkpoints reserved, `half` half of it.
 WAYS = [
     "plain",
     "installed (on Tenure's allocator, without a budget)",
@@ -37,8 +37,9 @@ WAYS = [
     "PERCENT",
     "BYTESB",
     "same",
+    "half",
 ]
-DEFAULT = ["plain", "checkpoint", "200", "60", "same", "40"]
+DEFAULT = ["plain", "checkpoint", "200", "60", "same", "half"]
 
 
 def checkpointed(block: torch.nn.Module) -> None:
@@ -166,9 +167,9 @@ def rows(program: str, args: argparse.Namespace) -> None:
     reserved = plain.get("reserved_bytes", 256 << 20)
     checkpoints = 0
     for way in args.way or DEFAULT:
-        if way == "same":
+        if way in ("same", "half"):
             if checkpoints:
-                row(program, way, checkpoints, args)
+                row(program, way, checkpoints // (2 if way == "half" else 1), args)
         elif way.isdecimal():
             row(program, way, reserved * int(way) // 100, args)
         elif way.removesuffix("B").isdecimal():

@@ -29,7 +29,7 @@ from .program import Program, Sizes
 
 __all__ = ["OTHERS", "TIMED", "Program", "Sizes", "make", "parameters"]
 
-#: The programs that are timed. The tables in docs/benchmarks.md have all but `critic` and `volumes` so far.
+#: The programs that are timed, in docs/benchmarks.md.
 TIMED = {
     "llama": llama,
     "gpt2": gpt2,
