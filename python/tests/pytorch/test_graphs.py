@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from .memory import MIB, capture, graph_segments, live_blocks, segments, stat, tensor
+from .memory import ALLOCATOR, MIB, capture, graph_segments, live_blocks, segments, stat, tensor
 
 
 @pytest.mark.parametrize(
@@ -200,6 +203,75 @@ def test_a_graph_is_reset_and_captured_again() -> None:
         graph.reset()
     torch.cuda.empty_cache()
     assert graph_segments() == []
+
+
+def invalid_capture(size: int) -> None:
+    """Captures a wait, which makes the capture invalid. Nothing of it stays referenced."""
+    with pytest.raises(torch.AcceleratorError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        held = tensor(size) if size else None
+        torch.cuda.synchronize()
+    del held
+    gc.collect()
+
+
+# PyTorch itself ends invalid captures since 2.13. Before, each of its own keeps its pool.
+@pytest.mark.skipif(ALLOCATOR == "native", reason="PyTorch's own allocator keeps the pools")
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["in this thread", "in a thread that is gone"])
+@pytest.mark.parametrize("size", [0, 4 * MIB], ids=["empty", "with a block"])
+def test_after_an_invalid_capture_memory_is_given_back_as_before(size: int, is_elsewhere: bool) -> None:
+    for _ in range(2):
+        if is_elsewhere:
+            thread = threading.Thread(target=invalid_capture, args=[size])
+            thread.start()
+            thread.join()
+            # Python does not wait for the thread's end in C++.
+            while Path(f"/proc/self/task/{thread.native_id}").exists():
+                os.sched_yield()
+        else:
+            invalid_capture(size)
+    plain = tensor(30 * MIB)
+    del plain
+    graph, result = capture(lambda: tensor(4 * MIB))
+    graph.replay()
+    torch.cuda.empty_cache()
+    assert len(graph_segments()) == 1
+    assert stat("reserved_bytes.all.current") < 30 * MIB, "what is cached is given back"
+    del graph, result
+    torch.cuda.empty_cache()
+    assert graph_segments() == []
+
+
+@pytest.mark.skipif(ALLOCATOR == "native", reason="PyTorch's own allocator keeps the pools")
+def test_after_an_invalid_capture_cached_memory_makes_room() -> None:
+    invalid_capture(4 * MIB)
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(256 * MIB / total)
+    cached = [tensor(30 * MIB) for _ in range(7)]
+    held = cached[::2]
+    cached.clear()
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        # The pool's segments are not made of what is cached outside.
+        assert tensor(60 * MIB).numel() == 60 * MIB
+    assert len(held) == 4
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.skipif(ALLOCATOR == "native", reason="PyTorch's own allocator takes such a use for a capture before 2.13")
+def test_a_pool_that_a_thread_uses_is_no_capture() -> None:
+    """What is cached is given back while a thread allocates from a pool of its own."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = tensor(4 * MIB)
+        torch.cuda.empty_cache()
+        del held
+        before = stat("reserved_bytes.all.current")
+        plain: list[torch.Tensor] = []
+        other = threading.Thread(target=lambda: plain.append(tensor(30 * MIB)))
+        other.start()
+        other.join()
+        plain.clear()
+        torch.cuda.empty_cache()
+        assert stat("reserved_bytes.all.current") == before
 
 
 @pytest.mark.values

@@ -147,7 +147,13 @@ void Allocator::raw_delete(void *address) { raw_uncached().remove(address) ? rel
 
 void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stream) {
   void *address = nullptr;
-  const tenure_status status = api->allocate(device, bytes, stream, gather(caching::RecordContext::STATE), &address);
+  const auto attempt = [&] {
+    return api->allocate(device, bytes, stream, gather(caching::RecordContext::STATE), &address);
+  };
+  tenure_status status = attempt();
+  // Nothing cached is given back while a capture seems to be underway.
+  if (C10_UNLIKELY(status == TENURE_OUT_OF_MEMORY) && end_failed_captures())
+    status = attempt();
   if (C10_UNLIKELY(status != TENURE_OK)) {
     if (status == TENURE_OUT_OF_MEMORY)
       report_out_of_memory(device, bytes);

@@ -93,6 +93,11 @@ private:
   std::atomic<bool> enabled_{true};
 };
 
+// pools.cpp
+
+/// Ends the uses of private pools by captures that have failed, which PyTorch may leave. Returns whether there were some.
+bool end_failed_captures();
+
 // settings.cpp
 
 /// Makes PyTorch read its settings. Throws if it refuses them.

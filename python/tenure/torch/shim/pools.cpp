@@ -4,6 +4,10 @@
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include <algorithm>
+#include <functional>
+#include <mutex>
+
 namespace tenure {
 
 namespace {
@@ -22,8 +26,84 @@ struct Begun {
 /// The pool use that this thread began last: PyTorch begins one right before the capture that it is for.
 thread_local Begun begun_last{};
 
-/// The captures that this thread began and has not ended, the last one last.
+/// The captures that this thread began and has not ended, the last one last, if PyTorch marks captures.
 thread_local std::vector<Begun> captured;
+
+/// The captures of all threads that have not ended, for a PyTorch that does not mark them. When a capture is invalid,
+/// such a PyTorch does not end the use of its pool, and the allocator would take it to be underway for ever.
+class Unmarked {
+public:
+  void add(Begun begun, cudaStream_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    underway_.push_back({begun, stream, &here()});
+  }
+
+  void remove(int device, tenure_pool pool) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto is_it = [&](const Underway &each) { return each.begun.device == device && same(each.begun.pool, pool); };
+    underway_.erase(std::remove_if(underway_.begin(), underway_.end(), is_it), underway_.end());
+  }
+
+  /// Ends the uses of pools whose captures are over. Only the thread that began a capture can tell, or any when that
+  /// thread is gone: PyTorch itself ends a capture before it ends the use of the pool. Returns whether there were some.
+  bool end_failed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto is_over = [](const Underway &each) {
+      if (each.thread != nullptr && each.thread != &here())
+        return false;
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+      if (cudaStreamIsCapturing(each.stream, &status) != cudaSuccess)
+        cudaGetLastError();
+      return status == cudaStreamCaptureStatusNone;
+    };
+    const auto first = std::stable_partition(underway_.begin(), underway_.end(), std::not_fn(is_over));
+    const bool any = first != underway_.end();
+    for (auto each = first; each != underway_.end(); ++each) {
+      // There is no graph that would give up its use of the pool later.
+      if (api->end_pool(each->begun.device, each->begun.pool) == TENURE_OK)
+        api->release_pool(each->begun.device, each->begun.pool);
+    }
+    underway_.erase(first, underway_.end());
+    return any;
+  }
+
+private:
+  /// Something of which each thread has its own.
+  struct Here {
+    ~Here();
+  };
+
+  struct Underway {
+    Begun begun;
+    cudaStream_t stream;
+    /// The thread that began it. NULL if that is gone.
+    const Here *thread;
+  };
+
+  static bool same(tenure_pool left, tenure_pool right) {
+    return left.first == right.first && left.second == right.second;
+  }
+
+  static const Here &here() {
+    static thread_local const Here it{};
+    return it;
+  }
+
+  std::mutex mutex_;
+  std::vector<Underway> underway_;
+};
+
+Unmarked &unmarked() {
+  static auto &it = *new Unmarked;
+  return it;
+}
+
+Unmarked::Here::~Here() {
+  const std::lock_guard<std::mutex> lock(unmarked().mutex_);
+  for (auto &each : unmarked().underway_)
+    if (each.thread == this)
+      each.thread = nullptr;
+}
 
 /// A checkpoint of a pool, in the form in which PyTorch holds one.
 struct Checkpoint final : caching::AllocatorState {
@@ -54,7 +134,10 @@ void free_to(void *source, void *address, size_t, void *) {
 
 } // namespace
 
+bool end_failed_captures() { return unmarked().end_failed(); }
+
 void Allocator::emptyCache(MempoolId_t pool) {
+  end_failed_captures();
   for (int device = 0; device < device_count_; device++)
     if (api->is_open(device))
       check(api->release_cached(device, pool_of(pool), gather(caching::RecordContext::ALL)));
@@ -87,9 +170,14 @@ void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, Filter
     const auto call = [&] { return value_of<Filter>(user)(static_cast<cudaStream_t>(stream)); };
     return shielded(call, false);
   };
-  constexpr bool may_capture = !marks_captures<caching::CUDAAllocator>(0);
-  check(api->begin_pool(device, pool_of(pool), may_capture, passes, hand_over(std::move(filter))));
+  end_failed_captures();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
+  // The filter of a capture lets its stream pass once that is captured, and it is not yet.
+  const bool captures = !marks_captures<caching::CUDAAllocator>(0) && !filter(stream);
+  check(api->begin_pool(device, pool_of(pool), captures, passes, hand_over(std::move(filter))));
   begun_last = {device, pool_of(pool)};
+  if (captures)
+    unmarked().add(begun_last, stream);
 }
 
 void Allocator::markCaptureBegin(DeviceIndex device) {
@@ -110,6 +198,7 @@ void Allocator::markCaptureEnd(DeviceIndex device) {
 
 void Allocator::endAllocateToPool(DeviceIndex device, MempoolId_t pool) {
   check_device(device);
+  unmarked().remove(device, pool_of(pool));
   check(api->end_pool(device, pool_of(pool)));
 }
 
