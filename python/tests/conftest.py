@@ -24,7 +24,9 @@ ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the long forms to `just soak`, which sets TENURE_TEST_FACTOR."""
+    """Leaves the long forms to `just soak`, which sets TENURE_TEST_FACTOR. Moves tests that fork to the beginning."""
+    # Once PyTorch's autograd has made threads, as for compiled functions, no fork of the process can run it.
+    items.sort(key=lambda item: item.get_closest_marker("forks") is None)
     if "TENURE_TEST_FACTOR" not in os.environ:
         for item in items:
             if item.get_closest_marker("soak"):
@@ -78,6 +80,7 @@ SKIPPED = 77
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: a long form, which `just soak` runs")
     config.addinivalue_line("markers", "own_process: runs the test in a fork of the process, which ends with it")
+    config.addinivalue_line("markers", "forks: forks processes that run backward passes; runs before other tests")
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

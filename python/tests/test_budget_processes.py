@@ -325,6 +325,7 @@ def train_within_a_budget(rank: int, name: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_two_processes_is_as_without(name: str, tmp_path: Path) -> None:
     # Optimizers and DDP import it, which takes seconds: here it is imported once, and not by each process.

@@ -251,24 +251,6 @@ def test_after_an_invalid_capture_the_memory_of_its_pool_makes_room() -> None:
     assert tensor(60 * MIB).numel() == 60 * MIB
 
 
-@pytest.mark.skipif(ALLOCATOR == "native", reason="PyTorch's own allocator takes such a use for a capture before 2.13")
-def test_a_pool_that_a_thread_uses_is_no_capture() -> None:
-    """What is cached is given back while a thread allocates from a pool of its own."""
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        held = tensor(4 * MIB)
-        torch.cuda.empty_cache()
-        del held
-        before = stat("reserved_bytes.all.current")
-        plain: list[torch.Tensor] = []
-        other = threading.Thread(target=lambda: plain.append(tensor(30 * MIB)))
-        other.start()
-        other.join()
-        plain.clear()
-        torch.cuda.empty_cache()
-        assert stat("reserved_bytes.all.current") == before
-
-
 @pytest.mark.values
 def test_replays_compute() -> None:
     """Covers TestCuda.test_graph_capture_simple, TestCuda.test_graph_two_successive."""

@@ -26,7 +26,8 @@ struct Underway {
 }
 
 impl Captures {
-    /// Returns whether a stream may be capturing: no stream must be queried or awaited then.
+    /// Returns whether a stream may be capturing: no stream must be queried or awaited then. (PyTorch 2.11 takes every
+    /// use of a private pool for a capture.)
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.capturing > 0

@@ -171,10 +171,11 @@ void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, Filter
     return shielded(call, false);
   };
   end_failed_captures();
+  constexpr bool may_capture = !marks_captures<caching::CUDAAllocator>(0);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
   // The filter of a capture lets its stream pass once that is captured, and it is not yet.
-  const bool captures = !marks_captures<caching::CUDAAllocator>(0) && !filter(stream);
-  check(api->begin_pool(device, pool_of(pool), captures, passes, hand_over(std::move(filter))));
+  const bool captures = may_capture && !filter(stream);
+  check(api->begin_pool(device, pool_of(pool), may_capture, passes, hand_over(std::move(filter))));
   begun_last = {device, pool_of(pool)};
   if (captures)
     unmarked().add(begun_last, stream);

@@ -86,7 +86,7 @@ public:
   virtual void annotateMemory(const void *address, const std::string &metadata) = 0;
 };
 
-/// Returns whether PyTorch reports where captures begin and end.
+/// Returns whether PyTorch reports where captures begin and end. If not, every use of a private pool may be one.
 template <typename Base> constexpr auto marks_captures(int) -> decltype(&Base::markCaptureBegin, true) { return true; }
 template <typename Base> constexpr bool marks_captures(long) { return false; }
 
