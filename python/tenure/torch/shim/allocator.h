@@ -95,7 +95,10 @@ private:
 
 // pools.cpp
 
-/// Ends the uses of private pools by captures that have failed, which PyTorch may leave. Returns whether there were some.
+/// Whether the uses of private pools end by captures that have failed. PyTorch's own policy leaves them before 2.13.
+extern bool ends_failed_captures;
+
+/// Ends such uses. Returns whether there were some.
 bool end_failed_captures();
 
 // settings.cpp

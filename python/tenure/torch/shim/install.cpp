@@ -6,6 +6,7 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -55,6 +56,7 @@ void install(const tenure_torch_api *table, const char *options) {
   check_settings();
   api = table;
   check(api->configure(options));
+  ends_failed_captures = std::strstr(options, "allocator=paged") != nullptr;
   apply_settings();
   // Never destroyed: blocks are freed until the process ends.
   static auto &allocator = *new auto(std::make_shared<Allocator>());

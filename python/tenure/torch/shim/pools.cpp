@@ -134,7 +134,9 @@ void free_to(void *source, void *address, size_t, void *) {
 
 } // namespace
 
-bool end_failed_captures() { return unmarked().end_failed(); }
+bool ends_failed_captures = false;
+
+bool end_failed_captures() { return ends_failed_captures && unmarked().end_failed(); }
 
 void Allocator::emptyCache(MempoolId_t pool) {
   end_failed_captures();
