@@ -161,6 +161,16 @@ def test_a_layer_computes_with_the_bytes_of_its_weight() -> None:
         assert seen == [(value, True) for value in (*values, *again)] * 3
 
 
+def planned_on_host(net: nn.Module, steps: int) -> int:
+    """Trains a model whose weights have left, until steps are planned. Returns how many weights are on the host."""
+    with tenure.torch.budget(net, WEIGHTS + WORKSPACES + 24 * MIB, host_bytes=HOST_BYTES) as budget:
+        assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
+        train(net, torch.optim.AdamW(net.parameters()), steps)
+        report = budget.report()
+        assert report is not None and report.is_planned
+        return on_host(list(net.parameters()))
+
+
 def test_steps_whose_layers_are_called_in_another_order_are_planned() -> None:
     net = model()
 
@@ -174,13 +184,7 @@ def test_steps_whose_layers_are_called_in_another_order_are_planned() -> None:
                 x = layer(x)
             return x
 
-    backwards = Backwards()
-    with tenure.torch.budget(backwards, WEIGHTS + WORKSPACES + 24 * MIB, host_bytes=HOST_BYTES) as budget:
-        assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
-        train(backwards, torch.optim.AdamW(net.parameters()), 8)
-        report = budget.report()
-        assert report is not None and report.is_planned
-        assert on_host(list(net.parameters())) == LAYERS
+    assert planned_on_host(Backwards(), 8) == LAYERS
 
 
 def test_steps_that_call_a_layer_twice_or_in_ever_new_orders_are_planned() -> None:
@@ -199,12 +203,7 @@ def test_steps_that_call_a_layer_twice_or_in_ever_new_orders_are_planned() -> No
                 x = self.layers[number](x)
             return x
 
-    shuffled = Shuffled()
-    with tenure.torch.budget(shuffled, WEIGHTS + WORKSPACES + 24 * MIB, host_bytes=HOST_BYTES) as budget:
-        assert budget._state is not None and budget._state.release(1 << 40, with_parameters=True)
-        train(shuffled, torch.optim.AdamW(net.parameters()), 18)
-        report = budget.report()
-        assert report is not None and report.is_planned
+    planned_on_host(Shuffled(), 18)
 
 
 def test_an_interrupt_and_writes_within_a_call_reach_the_weight_itself() -> None:
