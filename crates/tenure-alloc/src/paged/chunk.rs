@@ -1,5 +1,8 @@
 //! Physical chunks, and the free ranges in them.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::progress::EpochUses;
@@ -20,6 +23,8 @@ pub(super) struct Chunk {
     pub(super) uses: EpochUses,
     /// Whether bytes of it were freed that the bounds of some windows do not include yet: see Note [Windows].
     pub(super) is_stale: bool,
+    /// Past blocks in it, oldest first: the number of each one's placement, and its range. See Note [Forecast].
+    past: VecDeque<(u64, Extent)>,
 }
 
 /// A range of a chunk.
@@ -50,7 +55,8 @@ impl Chunk {
     pub(super) fn new(id: ChunkId, bytes: u64) -> Self {
         let free = SmallVec::from_slice(&[Extent { offset: 0, bytes }]);
         let summary = FreeSummary { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
-        Self { id, bytes, free, summary, mapped_at: SmallVec::new(), uses: EpochUses::default(), is_stale: false }
+        let (mapped_at, uses, past) = (SmallVec::new(), EpochUses::default(), VecDeque::new());
+        Self { id, bytes, free, summary, mapped_at, uses, is_stale: false, past }
     }
 
     /// Returns whether all its bytes are free.
@@ -72,6 +78,24 @@ impl Chunk {
     pub(super) fn is_free(&self, offset: u64, bytes: u64) -> bool {
         let before = self.free.partition_point(|extent| extent.offset <= offset).checked_sub(1);
         before.is_some_and(|at| self.free[at].end() >= offset + bytes)
+    }
+
+    /// Notes that the block in `extent` is the placement of a number. Those before `first` are forgotten.
+    pub(super) fn note_past(&mut self, number: u64, extent: Extent, first: u64) {
+        while self.past.front().is_some_and(|(number, _)| *number < first) {
+            self.past.pop_front();
+        }
+        self.past.push_back((number, extent));
+    }
+
+    /// Returns whether a block whose placement has one of these numbers was in `extent`.
+    pub(super) fn was_used(&self, extent: Extent, numbers: &Range<u64>) -> bool {
+        if numbers.is_empty() {
+            return false;
+        }
+        let begin = self.past.partition_point(|(number, _)| *number < numbers.start);
+        let mut past = self.past.range(begin..).take_while(|(number, _)| *number < numbers.end);
+        past.any(|(_, used)| used.offset < extent.end() && extent.offset < used.end())
     }
 
     /// Takes a free range into use.

@@ -17,6 +17,8 @@ pub(super) struct LargeBlocks {
     blocks: FxHashMap<Address, LargeBlock>,
     /// Freed blocks that other streams may still use, and these uses.
     pending: Vec<(Address, EpochUses)>,
+    /// The number of blocks so far.
+    made: u64,
 }
 
 /// A block that is not in a slab.
@@ -40,6 +42,7 @@ impl LargeBlocks {
         let Request { bytes: requested, stream, tag, key } = request;
         let Loan { address, bytes, number, is_made, .. } = loan;
         let users = SmallVec::new();
+        self.made += 1;
         let block = LargeBlock { bytes, requested, stream, tag, key, number, is_made, users, is_freed: false };
         self.blocks.entry(address).insert_entry(block).into_mut()
     }
@@ -47,6 +50,11 @@ impl LargeBlocks {
     /// Returns the blocks, including freed ones that other streams may still use.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Address, &LargeBlock)> {
         self.blocks.iter().map(|(&address, block)| (address, block))
+    }
+
+    /// Returns the number of blocks so far, which is the index of the next one.
+    pub(super) fn next_index(&self) -> u64 {
+        self.made
     }
 
     pub(super) fn get(&self, address: Address) -> Option<&LargeBlock> {

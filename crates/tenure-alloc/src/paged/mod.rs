@@ -12,6 +12,7 @@ mod compose;
 mod config;
 mod counters;
 mod directory;
+mod forecast;
 mod heap;
 mod heaps;
 mod large;
@@ -156,10 +157,11 @@ impl PagedAllocator {
             }
             let parked = blocks.take_parked();
             let reuse_peak = blocks.take_reuse_peak();
+            let index = (kind == LoanKind::Range).then(|| blocks.large().next_index());
             drop(blocks);
             self.report_heap_changes(heap, parked, reuse_peak);
             let loan = match self.find_memory(request, |state, requested, effort| {
-                state.lend(request.stream, bytes, kind, requested, effort)
+                state.lend(request.stream, bytes, index, requested, effort)
             })? {
                 FoundMemory::Borrowed(block) => return Ok(block),
                 FoundMemory::Attempted(loan) => loan,

@@ -6,6 +6,8 @@ use tenure_core::StreamId;
 
 use super::compose::{BlockStart, ChunkSource, MappingPlan, Need};
 use super::config::{ChunksFor, SLAB_BYTES};
+use super::forecast::Expected;
+use super::search::Sought;
 use super::state::{Effort, NoBlock, PagedState};
 use crate::{Address, BackingError, CycleBlock, RepeatedCycle};
 
@@ -15,12 +17,14 @@ const STREAK: u32 = 8;
 const STREAK_BLOCKS: u64 = 4;
 
 impl PagedState {
-    /// Finds free memory for a block, or makes it: see Note [Where a block goes]. `requested` bytes are requested in
-    /// all, with this block. Returns the block's address, and whether its memory had to be made.
+    /// Finds free memory for a block, or makes it: see Note [Where a block goes]. The block has this index in its
+    /// stream's sequence, or none if it is a slab. `requested` bytes are requested in all, with this block. Returns the
+    /// block's address, and whether its memory had to be made.
     pub(super) fn find(
         &mut self,
         bytes: u64,
         stream: StreamId,
+        index: Option<u64>,
         requested: u64,
         effort: Effort,
     ) -> Result<(Address, bool), NoBlock> {
@@ -35,7 +39,7 @@ impl PagedState {
             return Err(NoBlock::Full);
         }
         let peak = self.peak_requested.max(requested);
-        let found = match self.find_free(bytes, stream)? {
+        let found = match self.find_free(bytes, stream, index)? {
             Some(address) => (address, false),
             None if effort == Effort::Free => return Err(NoBlock::Full),
             None => {
@@ -51,7 +55,7 @@ impl PagedState {
                 (made?, true)
             }
         };
-        self.places.note(stream, bytes, found.0);
+        self.note_placement(bytes, stream, index, requested, found.0);
         self.peak_requested = peak;
         self.count_change();
         self.streak = self.streak.saturating_add(1);
@@ -63,14 +67,28 @@ impl PagedState {
         self.streak >= STREAK
     }
 
-    /// Takes into use a free range in one piece that the stream may use without waiting; returns its address.
-    fn find_free(&mut self, bytes: u64, stream: StreamId) -> Result<Option<Address>, BackingError> {
+    /// Notes a block's placement for the forecast, or for the cycle.
+    fn note_placement(&mut self, bytes: u64, stream: StreamId, index: Option<u64>, requested: u64, address: Address) {
+        if self.places.in_cycle() {
+            self.places.note(stream, bytes, address);
+        } else if let Some(index) = index {
+            let Self { forecast, space, .. } = self;
+            space.note_past(address, bytes, forecast.next_number(), forecast.first_number());
+            forecast.note(stream, index, bytes, address, requested);
+        }
+    }
+
+    /// Takes a free range in one piece into use, without a wait of the host; returns its address.
+    fn find_free(&mut self, bytes: u64, stream: StreamId, index: Option<u64>) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
-        // 1. The block's place in an earlier cycle, if it is free and the stream may touch it, or else the first free
-        //    range, by address, that fits and that the stream may touch. No driver call. In a streak of
-        //    allocations without a free, the range after the last block comes first, and then the first range that
-        //    holds several such blocks. Blocks made in a streak (parameters, optimizer state) tend to live long, and
+        // 1. The same block's place a period ago (Note [Forecast]) or in an earlier cycle, if it is free. The stream
+        //    waits for a place of a period ago on the device, if it must. Somewhere else the block would be in the way
+        //    of others, and the next period would begin differently.
+        //    Else the first free range, by address, that fits and that the stream may touch. No driver call. Two
+        //    kinds of ranges come before: where the block is in no later block's way, and, in a streak of
+        //    allocations without a free, the range after the last block and the first range that holds
+        //    several such blocks. Blocks made in a streak (parameters, optimizer state) tend to live long, and
         //    are better kept together than spread over holes between blocks that do not. Slabs are an exception,
         //    because their blocks come and go: a slab fills a hole as soon as there is one.
         // 2. New chunks, while the reserved bytes stay within the slack over the most bytes ever requested.
@@ -78,25 +96,38 @@ impl PagedState {
         // 4. Steps 1 and 3 with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as possible.
         let keeps_together = self.in_streak() && bytes != SLAB_BYTES;
-        let space = &mut self.space;
-        let progress = &mut self.progress;
+        let expected = match self.places.in_cycle() {
+            true => Expected::default(),
+            false => self.forecast.expected(stream, index, bytes),
+        };
+        let Self { space, progress, places, .. } = self;
+        let sought = Sought { bytes, stream, avoid: &(0..0) };
         let mut found = None;
-        for address in self.places.expected(stream, bytes) {
+        for address in expected.places.into_iter().flatten().chain(places.expected(stream, bytes)) {
             if let Some(place) = space.free_place(address, bytes)
-                && space.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()
+                && space.end_of_barred_chunk(place, sought, progress)?.is_none()
             {
                 found = Some(place);
                 break;
             }
         }
+        if found.is_none() && !progress.is_capturing() {
+            found = expected.places.into_iter().flatten().find_map(|address| space.free_place(address, bytes));
+            if let Some(place) = found {
+                space.wait(place, bytes, stream, progress)?;
+            }
+        }
+        if found.is_none() && !expected.lifetime.is_empty() {
+            found = space.first_fit(Sought { avoid: &expected.lifetime, ..sought }, bytes, progress)?;
+        }
         if found.is_none() && keeps_together {
-            found = space.range_after_last_block(bytes, stream, progress)?;
+            found = space.range_after_last_block(sought, progress)?;
             if found.is_none() {
-                found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
+                found = space.first_fit(sought, STREAK_BLOCKS.saturating_mul(bytes), progress)?;
             }
         }
         if found.is_none() {
-            found = space.first_fit(bytes, bytes, stream, progress)?;
+            found = space.first_fit(sought, bytes, progress)?;
         }
         if let Some(place) = found {
             space.occupy(place, bytes);

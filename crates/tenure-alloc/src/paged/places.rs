@@ -118,6 +118,11 @@ impl Places {
         self.now = Some(Cycle { number, kind, used_bytes, places: Vec::new(), has_mapped: false, offers: None });
     }
 
+    /// Returns whether the program is in a cycle.
+    pub(super) fn in_cycle(&self) -> bool {
+        self.now.is_some()
+    }
+
     /// Returns where the next block of a stream, of `bytes` bytes, was in the earlier cycle, and where it was before.
     pub(super) fn expected(&self, stream: StreamId, bytes: u64) -> impl Iterator<Item = Address> + use<> {
         let found = self.find(stream, bytes).map(|(_, place)| (place.address, place.other));

@@ -1,33 +1,45 @@
 //! The search for a free range in one piece.
 
+use std::ops::Range;
+
 use tenure_core::StreamId;
 
+use super::chunk::Extent;
 use super::progress::DeviceProgress;
 use super::space::Space;
 use super::windows::MappedAddress;
 use crate::{Address, BackingError};
 
+/// A block that a place is sought for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sought<'a> {
+    pub(super) bytes: u64,
+    /// The stream, which shall not have to wait for the memory.
+    pub(super) stream: StreamId,
+    /// The numbers of the placements that used other memory. See Note [Forecast].
+    pub(super) avoid: &'a Range<u64>,
+}
+
 impl Space {
-    /// Returns the first place, by address, where a free range of at least `least` bytes begins and `stream` may use
-    /// the first `bytes` bytes without waiting. A range may begin after memory that the stream would have to wait for.
+    /// Returns the first place for a block, by address, where a free range of at least `least` bytes begins. A range may
+    /// begin after memory that the block may not use.
     pub(super) fn first_fit(
         &mut self,
-        bytes: u64,
+        sought: Sought<'_>,
         least: u64,
-        stream: StreamId,
         progress: &mut DeviceProgress,
     ) -> Result<Option<MappedAddress>, BackingError> {
         let mut from = 0;
         while let Some(mut place) = self.first_range(least, from) {
-            let mut unready = self.end_of_unready_chunk(place, bytes, stream, progress)?;
-            if unready.is_none() {
+            let mut barred = self.end_of_barred_chunk(place, sought, progress)?;
+            if barred.is_none() {
                 return Ok(Some(place));
             }
             from = self.free_range_end(place);
-            while let Some(after) = unready.filter(|after| after + least <= from) {
+            while let Some(after) = barred.filter(|after| after + least <= from) {
                 place = self.windows.locate(after);
-                unready = self.end_of_unready_chunk(place, bytes, stream, progress)?;
-                if unready.is_none() {
+                barred = self.end_of_barred_chunk(place, sought, progress)?;
+                if barred.is_none() {
                     return Ok(Some(place));
                 }
             }
@@ -87,17 +99,15 @@ impl Space {
         longest.max().unwrap_or(0)
     }
 
-    /// Returns the range after the block placed last, if it is free, has at least `bytes` bytes and `stream` may use
-    /// these without waiting.
+    /// Returns the range after the block placed last, if it is free and the block fits there.
     pub(super) fn range_after_last_block(
         &mut self,
-        bytes: u64,
-        stream: StreamId,
+        sought: Sought<'_>,
         progress: &mut DeviceProgress,
     ) -> Result<Option<MappedAddress>, BackingError> {
         let Some(place) = self.windows.free_range_at(self.end_of_last, &self.chunks) else { return Ok(None) };
-        let fits = self.free_range_end(place) - place.address >= bytes;
-        Ok((fits && self.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()).then_some(place))
+        let fits = self.free_range_end(place) - place.address >= sought.bytes;
+        Ok((fits && self.end_of_barred_chunk(place, sought, progress)?.is_none()).then_some(place))
     }
 
     /// Returns the place at an address, if the range from there is mapped and free.
@@ -108,21 +118,22 @@ impl Space {
         (free.map(|piece| piece.bytes).sum::<u64>() == bytes).then_some(place)
     }
 
-    /// Returns the end of the first chunk in a range that `stream` may not use without waiting.
-    pub(super) fn end_of_unready_chunk(
+    /// Returns the end of the first chunk, from a place on, that a block may not use there.
+    pub(super) fn end_of_barred_chunk(
         &mut self,
         place: MappedAddress,
-        bytes: u64,
-        stream: StreamId,
+        sought: Sought<'_>,
         progress: &mut DeviceProgress,
     ) -> Result<Option<Address>, BackingError> {
-        let end = place.address + bytes;
+        let end = place.address + sought.bytes;
         for &(start, index) in &self.windows.get(place.window).chunks[place.slot..] {
             if start >= end {
                 break;
             }
             let chunk = &mut self.chunks[index];
-            if !progress.is_ready_for(stream, &mut chunk.uses)? {
+            let first = place.address.max(start);
+            let extent = Extent { offset: first - start, bytes: end.min(start + chunk.bytes) - first };
+            if chunk.was_used(extent, sought.avoid) || !progress.is_ready_for(sought.stream, &mut chunk.uses)? {
                 return Ok(Some(start + chunk.bytes));
             }
         }

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use slab::Slab;
 use tenure_core::StreamId;
 
-use super::chunk::{Chunk, Mapping};
+use super::chunk::{Chunk, Extent, Mapping};
 use super::mapping_recorder::MappingRecorder;
 use super::progress::{DeviceProgress, EpochUse};
 use super::windows::{AddressSpace, MappedAddress, Window, WindowChanges, Windows};
@@ -150,6 +150,16 @@ impl Space {
         let window = self.windows.get_mut(place.window);
         window.blocks += 1;
         window.used_at = self.clock;
+    }
+
+    /// Notes that the block at an address is the placement of a number. Those before `first` are forgotten.
+    pub(super) fn note_past(&mut self, address: Address, bytes: u64, number: u64, first: u64) {
+        let place = self.windows.locate(address);
+        let mut slot = place.slot;
+        while let Some(ChunkPiece { chunk, offset, bytes }) = self.piece(place, bytes, slot) {
+            self.chunks[chunk].note_past(number, Extent { offset, bytes }, first);
+            slot += 1;
+        }
     }
 
     /// Frees the range of a block; `last` is its last use.

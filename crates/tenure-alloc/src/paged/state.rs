@@ -8,6 +8,7 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use super::config::PagedConfig;
 use super::directory::LoanKind;
+use super::forecast::Forecast;
 use super::large::{LargeBlock, LargeBlocks};
 use super::mapping_recorder::MappingRecorder;
 use super::parked::{Loan, NEVER_PARKED};
@@ -34,6 +35,7 @@ pub(super) struct PagedState {
     pub(super) progress: DeviceProgress,
     pub(super) space: Space,
     pub(super) places: Places,
+    pub(super) forecast: Forecast,
     pub(super) private: Private,
     /// The counters of all reserved memory, of the blocks here and of those of private pools; and the limit.
     pub(super) accounts: Accounts,
@@ -107,6 +109,7 @@ impl PagedState {
             addresses,
             space,
             places: Places::default(),
+            forecast: Forecast::default(),
             private,
             accounts,
             blocks: LargeBlocks::default(),
@@ -120,18 +123,20 @@ impl PagedState {
         }
     }
 
-    /// Lends `bytes` bytes to the heap of `stream`. `requested` bytes are requested from the whole allocator.
+    /// Lends `bytes` bytes to the heap of `stream`: for the larger block with this index in its sequence, or for a slab
+    /// if there is none. `requested` bytes are requested from the whole allocator.
     pub(super) fn lend(
         &mut self,
         stream: StreamId,
         bytes: u64,
-        kind: LoanKind,
+        index: Option<u64>,
         requested: u64,
         effort: Effort,
     ) -> Result<Loan, NoBlock> {
+        let kind = if index.is_some() { LoanKind::Range } else { LoanKind::Slab };
         // A free ends a streak, and placement after it follows other rules.
         let in_streak = self.in_streak();
-        let (address, is_made) = self.find(bytes, stream, requested, effort)?;
+        let (address, is_made) = self.find(bytes, stream, index, requested, effort)?;
         let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
         let loan = Loan { address, bytes, kind, number, is_made };
         self.loans.insert(address, (stream, loan));
@@ -164,7 +169,7 @@ impl PagedState {
         effort: Effort,
     ) -> Result<Address, NoBlock> {
         self.complete_frees(false)?;
-        let (address, _) = self.find(bytes, request.stream, requested, effort)?;
+        let (address, _) = self.find(bytes, request.stream, Some(self.blocks.next_index()), requested, effort)?;
         self.insert_block(request, bytes, address);
         Ok(address)
     }
@@ -285,6 +290,7 @@ impl PagedState {
     fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId) {
         let last = self.progress.use_now(stream);
         self.places.note_free(address);
+        self.forecast.note_free(address);
         self.space.vacate(address, bytes, last);
         self.count_change();
     }

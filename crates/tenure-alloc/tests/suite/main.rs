@@ -7,6 +7,7 @@ mod bump;
 mod common;
 mod cycles;
 mod donated;
+mod forecast;
 mod history;
 mod history_properties;
 mod native;
