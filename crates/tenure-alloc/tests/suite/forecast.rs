@@ -65,7 +65,7 @@ fn random_steps_settle_although_blocks_stay() {
         let f = Fixture::new(PagedConfig { min_chunk_bytes: 4 * MIB, ..tight() });
         let step = random_step(&mut Random(seed));
         for number in 0..12 {
-            run(&f, &step, (number < 4).then(|| step.len() / 2));
+            run(&f, &step, (number < 4).then_some(step.len() / 2));
         }
         let mapped = f.calls("map");
         (0..3).for_each(|_| run(&f, &step, None));
