@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -105,8 +104,10 @@ def measure(rank: int, program: str, allocator: str, folder: str, steps: int) ->
     torch.manual_seed(0)
     sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_attention_heads": 12, "num_key_value_heads": 4}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=32000, use_cache=False, num_hidden_layers=LAYERS, **sizes))
-    made = pipeline(llama, rank, device) if program == "pipeline" else parallel(program, llama, device)
-    model, step = made
+    if program == "pipeline":
+        model, step = pipeline(llama, rank, device)
+    else:
+        model, step = parallel(program, llama, device)
     # Tensors of a mesh and plain ones cannot be in one fused call.
     how = {"foreach": False} if program == "tensor" else {"fused": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **how)
@@ -135,6 +136,7 @@ def measure(rank: int, program: str, allocator: str, folder: str, steps: int) ->
     if rank == 0:
         Path(folder, "figures.json").write_text(json.dumps(figures))
     dist.barrier()
+    # Clearing up may wait for the other rank, which may be gone.
     os._exit(0)
 
 
@@ -165,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

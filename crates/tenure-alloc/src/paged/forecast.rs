@@ -77,7 +77,7 @@ struct Sequence {
     repeated: Option<u64>,
 }
 
-/// What is expected of a block.
+/// The places and the lifetime that a block is expected to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Expected {
     /// Where the same block was, a period ago and two periods ago. If a block is made before its forerunner is freed,
@@ -202,7 +202,7 @@ mod tests {
     const STREAM: StreamId = StreamId(7);
     const MIB: u64 = 1 << 20;
 
-    /// A program that notes blocks at addresses of their own, from `first` on.
+    /// A program of one stream.
     #[derive(Default)]
     struct Program {
         forecast: Forecast,

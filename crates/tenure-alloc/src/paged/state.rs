@@ -60,7 +60,7 @@ pub(super) struct PagedState {
 /// The means by which a request may get memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Only a free range in one piece that the stream may use at once.
+    /// Only a free range in one piece. The stream may have to wait for it if it is its place of a period ago.
     Free,
     /// Also new chunks, ranges pieced together from several chunks, and memory that the stream must wait for.
     Any,
