@@ -80,7 +80,7 @@ mod _native {
         tf32_in_convolutions, tf32_in_products, unscale_gradients, write_headers,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};
+    use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction, torch_yield_to_libraries};
     #[pymodule_export]
     use crate::trace::Trace;
 

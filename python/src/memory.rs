@@ -4,9 +4,8 @@
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use tenure::alloc::{AllocError, Backing};
 use tenure::device::memory::DeviceMemory;
-use tenure::report::{DeviceUse, MemoryReport};
+use tenure::report::MemoryReport;
 use tenure::units::Amount;
 use tenure_device::host::HostMemory;
 use tenure_device::memory::{self, MAX_DEVICES};
@@ -67,8 +66,7 @@ pub(crate) fn memory_report(py: Python<'_>, device: Opened, title: String, as_js
     py.detach(|| {
         let allocator = memory.allocator();
         let report = MemoryReport::new(title, &allocator.snapshot(), &allocator.statistics());
-        let device = memory.backing().memory_info().map_err(|error| exception(AllocError::from(error)))?;
-        let report = report.on_device(DeviceUse { total_bytes: device.total, free_bytes: device.free });
+        let report = report.on_device(memory.device_use().map_err(exception)?);
         if as_json { json(&report) } else { Ok(report.html()) }
     })
 }

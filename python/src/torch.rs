@@ -16,6 +16,12 @@ pub(crate) fn torch_api() -> usize {
     tenure_capi::torch::tenure_torch_table().expose_provenance()
 }
 
+/// Lets other libraries have memory that is cached, and counts theirs.
+#[pyfunction]
+pub(crate) fn torch_yield_to_libraries() {
+    tenure_capi::torch::yield_to_libraries();
+}
+
 /// Runs `wait` without the GIL, so that other Python threads run meanwhile. The calling thread may hold the GIL, as
 /// PyTorch's does when it opens another process's block or makes a storage, or not. While Python shuts down, the GIL
 /// cannot be taken: `wait` then runs directly.

@@ -47,6 +47,10 @@ Device *device_of(CUcontext context);
 /// Returns the lock of everything that has no lock of its own. It is never held during a wait.
 std::mutex &state();
 
+/// Looks up a function of the driver as the real runtime does: by the loader, and from there on by the driver. Another
+/// library may have put its own in between.
+void *driver_function(const char *symbol);
+
 /// Converts a result of the driver to the runtime's, which has the same number. A failure becomes the thread's last
 /// error.
 cudaError_t noted(CUresult result);

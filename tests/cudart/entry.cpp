@@ -8,17 +8,48 @@
 
 using namespace simulated;
 
+namespace simulated {
+
+namespace {
+
+/// Returns this library, which is the driver's too.
+void *own_library() {
+  static void *const library = [] {
+    Dl_info own;
+    dladdr(reinterpret_cast<void *>(&cuGetProcAddress), &own);
+    return dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  }();
+  return library;
+}
+
+} // namespace
+
+void *driver_function(const char *symbol) {
+  using Find = decltype(cuGetProcAddress);
+  static auto *const find = reinterpret_cast<Find *>(dlsym(own_library(), "cuGetProcAddress_v2"));
+  void *function = nullptr;
+  find(symbol, &function, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, nullptr);
+  return function;
+}
+
+} // namespace simulated
+
 extern "C" {
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult *status) {
-  Dl_info own;
-  dladdr(reinterpret_cast<void *>(&cudaGetDriverEntryPointByVersion), &own);
-  static void *library = dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+CUresult cuGetProcAddress(const char *symbol, void **function, int, cuuint64_t,
+                          CUdriverProcAddressQueryResult *status) {
   *function = nullptr;
   for (const char *version : {"_v2", ""})
     if (!*function)
-      *function = dlsym(library, (std::string(symbol) + version).c_str());
+      *function = dlsym(own_library(), (std::string(symbol) + version).c_str());
+  if (status)
+    *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *status) {
+  *function = driver_function(symbol);
   if (status)
     *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

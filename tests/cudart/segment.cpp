@@ -55,7 +55,8 @@ CUresult cuMemFree(CUdeviceptr address) {
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {
   CUdeviceptr taken = 0;
-  const CUresult result = bytes ? cuMemAlloc(&taken, bytes) : CUDA_SUCCESS;
+  static auto *const allocate = reinterpret_cast<decltype(cuMemAlloc) *>(driver_function("cuMemAlloc"));
+  const CUresult result = bytes ? allocate(&taken, bytes) : CUDA_SUCCESS;
   *address = reinterpret_cast<void *>(taken);
   return noted(result);
 }
@@ -63,7 +64,8 @@ cudaError_t cudaMalloc(void **address, size_t bytes) {
 cudaError_t cudaFree(void *address) {
   if (!current_device())
     return noted(CUDA_ERROR_NO_DEVICE);
-  return noted(cuMemFree(reinterpret_cast<CUdeviceptr>(address)));
+  static auto *const free = reinterpret_cast<decltype(cuMemFree) *>(driver_function("cuMemFree"));
+  return noted(free(reinterpret_cast<CUdeviceptr>(address)));
 }
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {

@@ -49,6 +49,7 @@ const char *tenure_last_error(void);
  *     allocator=paged|native|expandable
  *                                  Tenure's (the default), or PyTorch's, with or without expandable segments
  *     fraction=0.9                 the part of the device that this process may hold
+ *     headroom=BYTES               bytes of the device that are left free for others
  *     capacity=BYTES               bytes of a simulated device
  */
 tenure_status tenure_open(int device, const char *options);

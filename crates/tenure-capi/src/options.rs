@@ -39,8 +39,9 @@ impl FromStr for DeviceOptions {
                 "driver" => options.kind = driver_kind(value.trim()).ok_or_else(|| invalid(option, DRIVERS))?,
                 "allocator" => options.memory.policy = value.trim().parse()?,
                 "fraction" => options.memory.fraction = number(option, value)?,
+                "headroom" => options.memory.headroom_bytes = number(option, value)?,
                 "capacity" => options.capacity = Some(number(option, value)?),
-                _ => return Err(invalid(option, "expected driver, allocator, fraction or capacity")),
+                _ => return Err(invalid(option, "expected driver, allocator, fraction, headroom or capacity")),
             }
         }
         if options.capacity == Some(0) {
@@ -103,9 +104,10 @@ mod tests {
 
     #[test]
     fn options_are_read_by_name() {
-        let options: DeviceOptions = "driver=sim, allocator=native,fraction=0.5,capacity=4096".parse().unwrap();
+        let options: DeviceOptions =
+            "driver=sim, allocator=native,fraction=0.5,headroom=512,capacity=4096".parse().unwrap();
         assert_eq!((options.kind, options.capacity), (DriverKind::Sim, Some(4096)));
-        assert_eq!(options.memory.fraction, 0.5);
+        assert_eq!((options.memory.fraction, options.memory.headroom_bytes), (0.5, 512));
         assert!(matches!(options.memory.policy, AllocatorPolicy::Native(_)));
     }
 
@@ -113,7 +115,7 @@ mod tests {
     fn invalid_options_are_named() {
         let message = |text: &str| text.parse::<DeviceOptions>().unwrap_err().to_string();
         assert_eq!(message("speed"), "option `speed`: expected NAME=VALUE");
-        assert_eq!(message("speed=9"), "option `speed=9`: expected driver, allocator, fraction or capacity");
+        assert_eq!(message("speed=9"), "option `speed=9`: expected driver, allocator, fraction, headroom or capacity");
         assert_eq!(message("driver=rocm"), "option `driver=rocm`: the driver is cuda or sim");
         assert_eq!(message("fraction=half"), "option `fraction=half`: expected a number");
         assert!(message("allocator=best").contains("expected \"paged\", \"native\" or \"expandable\""));

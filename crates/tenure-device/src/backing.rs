@@ -33,6 +33,7 @@ pub struct DeviceBacking {
     overhead: Mutex<Option<(Duration, Option<u64>)>>,
     clock: Clock,
     exports: Exports,
+    headroom_bytes: u64,
 }
 
 impl DeviceBacking {
@@ -40,7 +41,8 @@ impl DeviceBacking {
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let exports = Exports::new(Arc::clone(&driver));
         let clock = Clock::default();
-        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default(), clock, exports }
+        let (marks, held, overhead) = Default::default();
+        Self { driver, marks, held, overhead, clock, exports, headroom_bytes: 0 }
     }
 
     /// Measures the age of the known [overhead](Self::known_overhead_bytes) by `clock` instead of the system's.
@@ -48,6 +50,18 @@ impl DeviceBacking {
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
+    }
+
+    /// Leaves `bytes` bytes of the device free for others.
+    #[must_use]
+    pub fn with_headroom(mut self, bytes: u64) -> Self {
+        self.headroom_bytes = bytes;
+        self
+    }
+
+    /// Returns the bytes of the device that are left free for others.
+    pub fn headroom_bytes(&self) -> u64 {
+        self.headroom_bytes
     }
 
     /// Returns the driver underneath.
@@ -71,9 +85,19 @@ impl DeviceBacking {
     /// most a tenth of a second old, or the last one that could be measured if other threads allocated or freed during
     /// every measurement since.
     pub fn known_overhead_bytes(&self) -> Option<u64> {
+        self.overhead_bytes_since(OVERHEAD_AGE)
+    }
+
+    /// Returns the [overhead](Self::known_overhead_bytes) as it is now.
+    pub(crate) fn overhead_now(&self) -> Option<u64> {
+        self.overhead_bytes_since(Duration::ZERO)
+    }
+
+    /// Returns the overhead as it was at most `age` ago, or the last one that could be measured.
+    fn overhead_bytes_since(&self, age: Duration) -> Option<u64> {
         let mut overhead = self.overhead.lock();
         if let Some((asked, bytes)) = *overhead
-            && self.clock.now().saturating_sub(asked) < OVERHEAD_AGE
+            && self.clock.now().saturating_sub(asked) < age
         {
             return bytes;
         }
@@ -91,7 +115,7 @@ impl DeviceBacking {
         (self.held.lock().snapshot()? == before).then(|| own.map(|own| own.saturating_sub(before.bytes)))
     }
 
-    /// Allocates memory with `call` and counts it. `name` converts the call's result to an id.
+    /// Allocates memory with `call` and counts it, if the headroom stays free. `name` converts the call's result to an id.
     #[track_caller]
     fn allocate<T: Copy>(
         &self,
@@ -99,6 +123,7 @@ impl DeviceBacking {
         call: impl FnOnce() -> Result<T, CallError>,
         name: fn(T) -> MemoryId,
     ) -> Result<T, BackingError> {
+        self.check_headroom(bytes)?;
         self.held.lock().call_begins();
         let taken = call();
         let mut held = self.held.lock();
@@ -107,6 +132,18 @@ impl DeviceBacking {
             held.insert(name(memory), bytes);
         }
         Ok(taken?)
+    }
+
+    /// Returns an error if an allocation would take from the headroom.
+    fn check_headroom(&self, bytes: u64) -> Result<(), BackingError> {
+        if self.headroom_bytes == 0 {
+            return Ok(());
+        }
+        let free = self.memory_info()?.free;
+        if free < self.headroom_bytes.saturating_add(bytes) {
+            return Err(BackingError::OutOfMemory { call: "headroom", requested: bytes, free });
+        }
+        Ok(())
     }
 
     /// Forgets `memory` before `call` frees it: after the call, another thread may get memory with the same id.

@@ -205,7 +205,7 @@ pub enum AccessMode {
 }
 
 /// A process that holds memory of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceProcess {
     /// The process's number in this process's namespace.
     pub pid: u32,

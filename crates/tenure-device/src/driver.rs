@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
+use crate::LibraryUse;
 use crate::call::{
     AccessMode, DeviceProcess, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
 };
@@ -31,6 +32,11 @@ pub trait Driver:
     /// Returns the processes that hold memory of the device, this one included, or `None` where the system does not
     /// tell.
     fn processes(&self) -> Option<Vec<DeviceProcess>>;
+
+    /// Returns the device memory that other libraries of this process hold, the most first, as far as it is seen.
+    fn library_uses(&self) -> Vec<LibraryUse> {
+        Vec::new()
+    }
 
     /// Blocks the host until everything put on the device has completed.
     fn synchronize(&self) -> Result<(), CallError>;

@@ -66,6 +66,7 @@ pub use call::{
 };
 pub use copies::NotedCopy;
 pub use cost::Counters;
+pub use cuda::interposition::LibraryUse;
 pub use driver::{CopyCalls, Driver, EventCalls, GraphCalls, MemoryCalls, SharingCalls, StreamCalls};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;

@@ -26,7 +26,7 @@ _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
 
 #: The known options, and the functions that parse their values.
-_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float, "background": str}
+_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float, "headroom": str, "background": str}
 
 
 _is_armed = False
@@ -125,7 +125,7 @@ def _options(text: str) -> dict[str, Any]:
             options[name] = _READERS[name](value)
         except (KeyError, ValueError):
             raise ValueError(
-                f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, and fraction=0.9 "
-                "or the like, and background=SOCKET, with a comma between"
+                f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, fraction=0.9 "
+                "or the like, headroom=4GiB, or background=SOCKET, with a comma between"
             ) from None
     return options

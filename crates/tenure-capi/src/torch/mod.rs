@@ -11,6 +11,7 @@ mod pools;
 mod sharing;
 mod snapshot;
 mod statistics;
+mod yielding;
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -27,6 +28,7 @@ pub use sharing::run_waits_in;
 use sharing::{HandleVisit, Imported};
 use snapshot::Visitor;
 use statistics::{CStatistics, PoolVisit};
+pub use yielding::yield_to_libraries;
 
 /// `tenure_torch_api` of `tenure_torch.h`.
 #[repr(C)]

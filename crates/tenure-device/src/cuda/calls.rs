@@ -15,10 +15,12 @@ use super::CudaDriver;
 use super::capture::{RelaxedCapture, is_captured, kernels};
 use super::driver::{EVENTS, StreamOwner};
 use super::error::{check, completed};
-use super::nvml;
+use super::{interposition, nvml};
 use crate::deferred::InHostFunction;
 use crate::driver::{EventCalls, GraphCalls, StreamCalls};
-use crate::{Call, CallError, DeviceProcess, Driver, ErrorKind, EventId, EventKind, GraphId, HostFunction, Priority};
+use crate::{
+    Call, CallError, DeviceProcess, Driver, ErrorKind, EventId, EventKind, GraphId, HostFunction, LibraryUse, Priority,
+};
 
 impl Driver for CudaDriver {
     fn device(&self) -> Device {
@@ -31,6 +33,10 @@ impl Driver for CudaDriver {
 
     fn processes(&self) -> Option<Vec<DeviceProcess>> {
         nvml::processes(&self.properties)
+    }
+
+    fn library_uses(&self) -> Vec<LibraryUse> {
+        interposition::library_uses(self.device.index()).unwrap_or_default()
     }
 
     fn synchronize(&self) -> Result<(), CallError> {

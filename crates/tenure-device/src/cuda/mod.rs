@@ -31,6 +31,7 @@ mod dnn;
 mod driver;
 mod error;
 mod handles;
+pub mod interposition;
 mod interrupts;
 mod kernel;
 mod kernels;

@@ -16,6 +16,7 @@
 //! ```
 
 mod blocks;
+mod device_use;
 mod devices;
 mod error;
 mod preemption;
@@ -34,6 +35,7 @@ use tenure_core::{Device, StreamId};
 
 pub use crate::platform::MAX_DEVICES;
 pub use blocks::{ImportedBlock, SharedBlock};
+pub use device_use::DeviceUse;
 pub use devices::{allocator, device, install, installed, preempt};
 pub use error::MemoryError;
 pub use preemption::{AroundWait, Preemption};
@@ -52,6 +54,9 @@ pub struct MemoryConfig {
     pub policy: AllocatorPolicy,
     /// The largest share of the device, from 0 to 1, that this process may hold.
     pub fraction: f64,
+    /// Bytes of the device that the allocator leaves free, for other libraries of this process and for other processes:
+    /// it takes no more memory from the driver if less would be left.
+    pub headroom_bytes: u64,
 }
 
 /// An allocator and its settings.
@@ -65,9 +70,9 @@ pub enum AllocatorPolicy {
 }
 
 impl Default for MemoryConfig {
-    /// Returns Tenure's allocator, and the whole device.
+    /// Returns Tenure's allocator, the whole device and no headroom.
     fn default() -> Self {
-        Self { policy: AllocatorPolicy::default(), fraction: 1.0 }
+        Self { policy: AllocatorPolicy::default(), fraction: 1.0, headroom_bytes: 0 }
     }
 }
 
@@ -127,7 +132,7 @@ impl DeviceMemory {
     pub fn new(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<Self, MemoryError> {
         let device = driver.device();
         let streams = Streams::new(Arc::clone(&driver));
-        let backing = Arc::new(DeviceBacking::new(driver));
+        let backing = Arc::new(DeviceBacking::new(driver).with_headroom(config.headroom_bytes));
         let allocator = match config.policy {
             AllocatorPolicy::Paged(mut config) => {
                 config.device = device.index().into();

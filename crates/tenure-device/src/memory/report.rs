@@ -6,7 +6,8 @@ use tenure_alloc::snapshot::{Holder, Snapshot, SnapshotState};
 use tenure_alloc::{AllocError, Backing, CachingAllocator, MemoryInfo, PoolId, Request};
 use tenure_core::{Device, KeyId, StreamId, Tag};
 
-use crate::{DeviceBacking, DeviceProcess};
+use super::device_use::other_processes;
+use crate::{DeviceBacking, DeviceProcess, LibraryUse};
 
 /// The most keys named in the text.
 const KEYS_SHOWN: usize = 5;
@@ -28,6 +29,8 @@ pub struct OutOfMemoryReport {
     pub free_bytes: u64,
     /// Bytes that this process may hold.
     pub allowed_bytes: u64,
+    /// Bytes of the device that the allocator leaves free for others.
+    pub headroom_bytes: u64,
     /// Bytes that this process holds beside its allocator's: context, kernels and libraries. `None` where the system
     /// does not tell.
     pub overhead_bytes: Option<u64>,
@@ -43,6 +46,8 @@ pub struct OutOfMemoryReport {
     pub tags: Vec<Holder>,
     /// The bytes and number of blocks of each key and tag, without blocks that have no key, the largest first.
     pub keys: Vec<Holder>,
+    /// Other libraries of this process, whose bytes are a part of `overhead_bytes`, the largest first.
+    pub libraries: Vec<LibraryUse>,
     /// Other processes that the system names, the largest first.
     pub others: Vec<DeviceProcess>,
 }
@@ -71,9 +76,6 @@ impl OutOfMemoryReport {
         };
         let snapshot = allocator.snapshot();
         let holders = snapshot.holders(usize::MAX);
-        let mut others = backing.driver().processes().unwrap_or_default();
-        others.retain(|process| process.pid != std::process::id());
-        others.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.pid));
         Some(Self {
             device: backing.driver().device(),
             requested_bytes: requested,
@@ -81,6 +83,7 @@ impl OutOfMemoryReport {
             total_bytes: total,
             free_bytes: free,
             allowed_bytes: allowed,
+            headroom_bytes: backing.headroom_bytes(),
             overhead_bytes: backing.known_overhead_bytes(),
             reserved_bytes: reserved,
             allocated_bytes: figures.allocated_bytes.current,
@@ -88,13 +91,19 @@ impl OutOfMemoryReport {
             pooled_bytes: free_pool_bytes(&snapshot),
             tags: by_tag(&holders),
             keys: holders.into_iter().filter(|holder| holder.key != KeyId::NONE).collect(),
-            others,
+            libraries: backing.driver().library_uses(),
+            others: other_processes(backing),
         })
     }
 
     /// Returns the bytes that this process holds, as far as they are known.
     pub fn in_use_bytes(&self) -> u64 {
-        self.reserved_bytes + self.overhead_bytes.unwrap_or(0)
+        self.reserved_bytes + self.overhead_bytes.unwrap_or_else(|| self.library_bytes())
+    }
+
+    /// Returns the bytes that other libraries of this process are known to hold.
+    fn library_bytes(&self) -> u64 {
+        self.libraries.iter().map(|library| library.bytes).sum()
     }
 
     /// Returns the bytes that the allocator holds and on which no block lives.
@@ -113,7 +122,13 @@ impl OutOfMemoryReport {
         if self.requested_bytes > self.total_bytes {
             return vec!["The request alone is larger than the device: check the shape it was computed from.".into()];
         }
-        let advice = [self.advice_on_limit(), self.advice_on_others(), self.advice_on_pieces(), self.advice_on_tag()];
+        let advice = [
+            self.advice_on_limit(),
+            self.advice_on_headroom(),
+            self.advice_on_others(),
+            self.advice_on_pieces(),
+            self.advice_on_tag(),
+        ];
         advice.into_iter().flatten().collect()
     }
 
@@ -129,6 +144,15 @@ impl OutOfMemoryReport {
             format!("{reached}: raise its memory fraction to at least {fraction:.2}.")
         } else {
             format!("{reached}: a higher memory fraction alone will not do.")
+        })
+    }
+
+    fn advice_on_headroom(&self) -> Option<String> {
+        let wanted = self.requested_bytes.saturating_add(self.headroom_bytes);
+        let is_reached = self.requested_bytes <= self.free_bytes && self.free_bytes < wanted;
+        (is_reached && self.allowed_bytes >= self.in_use_bytes() + self.requested_bytes).then(|| {
+            let left = self.free_bytes - self.requested_bytes;
+            format!("The headroom is reached: one of {} or less would leave room for this.", Gib(left))
         })
     }
 
@@ -208,6 +232,9 @@ impl OutOfMemoryReport {
             let percent = self.allowed_bytes as f64 / self.total_bytes as f64 * 100.0;
             write!(f, ", and may use {} ({percent:.1}% of the device)", Gib(self.allowed_bytes))?;
         }
+        if self.headroom_bytes > 0 {
+            write!(f, ", and leaves {} of the device free for others (its headroom)", Gib(self.headroom_bytes))?;
+        }
         let allocated = Gib(self.allocated_bytes);
         let unallocated = Gib(self.unallocated_bytes());
         write!(f, ". Of that {allocated} is allocated by live blocks, {unallocated} is reserved but unallocated")?;
@@ -220,6 +247,7 @@ impl OutOfMemoryReport {
     pub(super) fn write_holders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_tags(f)?;
         self.write_keys(f)?;
+        self.write_libraries(f)?;
         self.write_others(f)?;
         write_section(f, "What to try", self.advice().iter().map(|advice| format!("- {advice}")))
     }
@@ -245,6 +273,14 @@ impl OutOfMemoryReport {
             format!("{tag:<16} {:>11}  {}  {key}", Gib(holder.bytes).to_string(), BlockCount(holder))
         });
         write_section(f, "Held, by key", rows)
+    }
+
+    fn write_libraries(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self
+            .libraries
+            .iter()
+            .map(|library| format!("{:<28} {:>11}", library.library, Gib(library.bytes).to_string()));
+        write_section(f, "Held, by other libraries of this process", rows)
     }
 
     fn write_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -23,7 +23,7 @@ fn device() -> (Arc<SimDriver>, StreamId) {
 
 fn memories(driver: &Arc<SimDriver>) -> impl Iterator<Item = DeviceMemory> {
     ["paged", "native", "expandable"].into_iter().map(|policy| {
-        let config = MemoryConfig { policy: policy.parse().unwrap(), fraction: 1.0 };
+        let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
         DeviceMemory::new(Arc::clone(driver) as _, config).unwrap()
     })
 }

@@ -7,7 +7,7 @@ use tenure_alloc::{AllocError, HistoryAction, HistoryEvent, NativeConfig, Record
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Purpose, Storage, StreamId, Tag};
 use tenure_device::memory::{self, AllocatorPolicy, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport};
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
-use tenure_device::{DeviceProcess, Driver, Platform, Priority, StreamGuard};
+use tenure_device::{DeviceProcess, Driver, LibraryUse, Platform, Priority, StreamGuard};
 
 use crate::common::{Tested, drivers, read};
 
@@ -78,7 +78,7 @@ fn an_unknown_policy_is_named() {
 #[test]
 fn a_fraction_is_a_limit() {
     for policy in policies() {
-        let memory = memory(&gibibyte(), MemoryConfig { policy, fraction: 0.5 });
+        let memory = memory(&gibibyte(), MemoryConfig { policy, fraction: 0.5, ..MemoryConfig::default() });
         let report = report(memory.allocate(Request::new(513 * MIB, StreamId::NULL)).unwrap_err());
         assert_eq!((report.allowed_bytes, report.free_bytes), (512 * MIB, GIB));
         assert!(report.advice()[0].ends_with("raise its memory fraction to at least 0.51."), "{:?}", report.advice());
@@ -89,10 +89,30 @@ fn a_fraction_is_a_limit() {
 }
 
 #[test]
+fn the_headroom_stays_free() {
+    for policy in policies() {
+        let config = MemoryConfig { policy, headroom_bytes: 256 * MIB, ..MemoryConfig::default() };
+        let memory = memory(&gibibyte(), config);
+        let kept = memory.allocate(Request::new(500 * MIB, StreamId::NULL)).unwrap();
+        let cached = memory.allocate(Request::new(200 * MIB, StreamId::NULL)).unwrap();
+        memory.free(cached.address).unwrap();
+        let report = report(memory.allocate(Request::new(300 * MIB, StreamId::NULL)).unwrap_err());
+        // PyTorch's expandable segments keep a chunk of which a part is in use.
+        assert!((504 * MIB..=524 * MIB).contains(&report.free_bytes), "{report}");
+        assert!(report.advice()[0].starts_with("The headroom is reached: one of 2"), "{report}");
+        memory.allocate(Request::new(260 * MIB, StreamId::NULL)).unwrap();
+        memory.free(kept.address).unwrap();
+    }
+}
+
+#[test]
 fn the_context_counts_against_the_fraction() {
     let config = SimConfig { capacity_bytes: GIB, context_bytes: 100 * MIB, ..SimConfig::default() };
     for policy in policies() {
-        let memory = memory(&Arc::new(SimDriver::new(config)), MemoryConfig { policy, fraction: 0.5 });
+        let memory = memory(
+            &Arc::new(SimDriver::new(config)),
+            MemoryConfig { policy, fraction: 0.5, ..MemoryConfig::default() },
+        );
         let report = report(memory.allocate(Request::new(450 * MIB, StreamId::NULL)).unwrap_err());
         assert_eq!((report.overhead_bytes, report.in_use_bytes()), (Some(100 * MIB), 100 * MIB));
         assert!(report.advice()[0].ends_with("raise its memory fraction to at least 0.54."), "{report}");
@@ -331,6 +351,8 @@ fn first_advice(report: OutOfMemoryReport) -> String {
 
 /// Returns the report of a full, shared device.
 fn sample() -> OutOfMemoryReport {
+    let nccl =
+        LibraryUse { library: "libnccl.so.2".to_owned(), bytes: 256 * MIB, peak_bytes: 256 * MIB, allocations: 3 };
     OutOfMemoryReport {
         device: Device::cuda(0),
         requested_bytes: 2 * GIB,
@@ -338,6 +360,7 @@ fn sample() -> OutOfMemoryReport {
         total_bytes: 140 * GIB,
         free_bytes: GIB,
         allowed_bytes: 126 * GIB,
+        headroom_bytes: 0,
         overhead_bytes: Some(512 * MIB),
         reserved_bytes: 118 * GIB,
         allocated_bytes: 117 * GIB,
@@ -348,6 +371,7 @@ fn sample() -> OutOfMemoryReport {
             holder(Tag::Weight, key("embedding"), 20 * GIB, 1),
             holder(Tag::Activation, key("encoder.layer.3"), 3 * GIB, 24),
         ],
+        libraries: vec![nccl],
         others: vec![DeviceProcess { pid: 4711, bytes: Some(20 * GIB) }, DeviceProcess { pid: 4712, bytes: None }],
     }
 }
@@ -364,6 +388,8 @@ Held, by tag:
 Held, by key:
   weight             20.00 GiB  1 block  embedding/matmul/out#0
   activation          3.00 GiB  24 blocks  encoder.layer.3/matmul/out#0
+Held, by other libraries of this process:
+  libnccl.so.2                  256.00 MiB
 Other processes:
   pid 4711           20.00 GiB
   pid 4712          not told
@@ -379,6 +405,7 @@ use smaller batches.";
 fn a_report_without_what_the_system_does_not_tell() {
     let report = OutOfMemoryReport {
         overhead_bytes: None,
+        libraries: Vec::new(),
         allowed_bytes: 140 * GIB,
         tags: Vec::new(),
         keys: Vec::new(),

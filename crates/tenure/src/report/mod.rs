@@ -31,7 +31,7 @@ use tenure_plan::{Summary, Trace};
 pub use blocks::PageOptions;
 #[cfg(feature = "nn")]
 pub use learning::LearningReport;
-pub use memory::{BlockUse, DeviceUse, MemoryFigure, MemoryReport, ModuleUse, SegmentUse, TagUse};
+pub use memory::{BlockUse, MemoryFigure, MemoryReport, ModuleUse, SegmentUse, TagUse};
 pub use serving::{ModelLatencies, SentRequest, ServingReport};
 pub use switching::{ModelTimes, SwitchReport};
 #[cfg(feature = "nn")]

@@ -7,9 +7,11 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tenure::alloc::Request;
 use tenure::core::{Key, KeyId, StreamId, Tag};
+use tenure::device::LibraryUse;
+use tenure::device::memory::DeviceUse;
 use tenure::device::memory::{DeviceMemory, MemoryConfig};
 use tenure::device::sim::{SimConfig, SimDriver};
-use tenure::report::{DeviceUse, MemoryReport, ModuleUse};
+use tenure::report::{MemoryReport, ModuleUse};
 use tenure_alloc::Recording;
 
 const A: StreamId = StreamId::NULL;
@@ -63,11 +65,22 @@ fn a_module_counts_what_the_modules_in_it_hold() {
 #[test]
 fn a_page_names_tags_modules_and_blocks() {
     let memory = model();
-    let device = DeviceUse { total_bytes: 80_000_000_000, free_bytes: 60_000_000_000 };
+    let nccl = LibraryUse { library: "libnccl.so.2".to_owned(), bytes: 9_000_000_000, peak_bytes: 0, allocations: 1 };
+    let device = DeviceUse {
+        total_bytes: 80_000_000_000,
+        free_bytes: 60_000_000_000,
+        allocated_bytes: 5_000_000_000,
+        cached_bytes: 4_000_000_000,
+        libraries: vec![nccl],
+        context_bytes: Some(500_000_000),
+        processes: Vec::new(),
+        unnamed_bytes: 1_500_000_000,
+    };
     let html = report(&memory).on_device(device).html();
     assert_self_contained(&html);
     for text in [
         "20.0 GB of 80.0 GB in use",
+        "libnccl.so.2</th><td>9.00 GB</td><td>11%</td>",
         "<span class=\"swatch tag-weight\"></span>weight",
         "in no module of these",
         "encoder.<wbr>layer.<wbr>0/linear/weight#0",

@@ -40,9 +40,12 @@ class Options:
 
     allocator: Allocator = "paged"
     fraction: float = 1.0
+    #: In bytes.
+    headroom: int = 0
 
     def __str__(self) -> str:
-        return f"allocator={self.allocator},fraction={self.fraction}"
+        headroom = f",headroom={self.headroom}" if self.headroom else ""
+        return f"allocator={self.allocator},fraction={self.fraction}{headroom}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def install(
     allocator: Allocator | None = None,
     *,
     fraction: float | None = None,
+    headroom: str | int | None = None,
     background: str | PathLike[str] | None = None,
     device: Literal["cuda"] = "cuda",
 ) -> Status: ...
@@ -129,6 +133,7 @@ def install(
     allocator: Allocator | None = None,
     *,
     fraction: float | None = None,
+    headroom: str | int | None = None,
     background: str | PathLike[str] | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     mapping: str | PathLike[str] | None = None,
@@ -151,6 +156,10 @@ def install(
         The fraction of each device's memory, more than 0 and at most 1, that this process may hold, its CUDA context
         included. If ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that one holds, with PyTorch's
         meaning. Default: the installed one, or else 1.
+    headroom
+        Memory of each device that the allocator leaves free for other libraries and processes, such as ``"4GiB"``, or
+        a number of bytes. Default: the installed one, or else none. Libraries of this process need none: if they find
+        no room, the allocator gives them what it has cached.
     background
         The socket of a server on the same GPU: that of ``tenure serve --background SOCKET``. While the server has work,
         threads of this process wait at their next GPU allocation, and soon the GPU has finished their earlier work.
@@ -193,27 +202,26 @@ def install(
     if device == "cpu":
         if background is not None:
             raise InstallError("background is for GPUs: on the CPU, start the program by `tenure background SOCKET --`")
-        return _install_on_cpu(allocator, fraction, mapping, tiers, strict, when_full)
+        return _install_on_cpu((allocator, fraction, headroom), mapping, tiers, strict, when_full)
     if device != "cuda":
         raise InstallError(f"device={device!r}: expected 'cuda' or 'cpu'")
     if mapping is not None or tiers is not None:
         raise InstallError("a mapping and its tiers are for the CPU: say device='cpu'")
-    installed = _install_on_cuda(allocator, fraction)
+    installed = _install_on_cuda(allocator, fraction, headroom)
     if background is not None and _installed is not None:
         _yield_to(Path(background).absolute())
     return installed
 
 
 def _install_on_cpu(
-    allocator: Allocator | None,
-    fraction: float | None,
+    for_gpus: tuple[object, ...],
     mapping: str | PathLike[str] | None,
     tiers: Mapping[str, str] | None,
     strict: bool,
     when_full: WhenFull,
 ) -> Placement:
-    if allocator is not None or fraction is not None:
-        raise InstallError("allocator and fraction are for GPUs: leave them out with device='cpu'")
+    if any(option is not None for option in for_gpus):
+        raise InstallError("allocator, fraction and headroom are for GPUs: leave them out with device='cpu'")
     if mapping is None or tiers is None:
         raise InstallError("device='cpu' needs a mapping and its tiers, as in tiers={'DRAM': 'dram@8GiB'}")
     _torch()
@@ -222,9 +230,9 @@ def _install_on_cpu(
     return placement.install(mapping, tiers, strict=strict, when_full=when_full)
 
 
-def _install_on_cuda(allocator: Allocator | None, fraction: float | None) -> Status:
+def _install_on_cuda(allocator: Allocator | None, fraction: float | None, headroom: str | int | None) -> Status:
     global _installed, _stood_aside
-    wanted = _checked(allocator, fraction)
+    wanted = _checked(allocator, fraction, headroom)
     # Outside of the lock: with TENURE_TORCH set, the first import of PyTorch installs Tenure before the import ends.
     torch = _torch()
     with _installing:
@@ -242,6 +250,7 @@ def _install_on_cuda(allocator: Allocator | None, fraction: float | None) -> Sta
             return status()
         options = Options(**wanted)
         mode, library = _put_under(torch, options)
+        _native.torch_yield_to_libraries()
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
     _LOG.info("installed under PyTorch %s by way of: %s", torch.__version__, mode)
     return status()
@@ -260,7 +269,7 @@ def _yield_to(socket: Path) -> None:
             raise InstallError(f"this process yields to {_background} already, and to one server only")
 
 
-def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, Any]:
+def _checked(allocator: Allocator | None, fraction: float | None, headroom: str | int | None) -> dict[str, Any]:
     """Returns the `Options` that are given, checked."""
     given: dict[str, Any] = {}
     if allocator is not None:
@@ -272,7 +281,20 @@ def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, A
         if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 < fraction <= 1:
             raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
         given["fraction"] = float(fraction)
+    if headroom is not None:
+        given["headroom"] = _bytes_of("headroom", headroom)
     return given
+
+
+def _bytes_of(name: str, amount: str | int) -> int:
+    """Returns an amount of memory in bytes."""
+    if isinstance(amount, str):
+        number, _ = _native.parse_amount(name, amount)
+    else:
+        number = None if isinstance(amount, bool) or not isinstance(amount, int) or amount < 0 else amount
+    if number is None:
+        raise InstallError(f"{name}={amount!r}: expected bytes, as in '4GiB' or 4_000_000_000")
+    return number
 
 
 def _torch() -> ModuleType:

@@ -12,6 +12,7 @@ use serde::Serialize;
 use tenure_alloc::snapshot::{Setting, SnapshotBlock, SnapshotState};
 use tenure_alloc::{Snapshot, Stat, Statistics};
 use tenure_core::Tag;
+use tenure_device::memory::DeviceUse;
 
 pub use modules::ModuleUse;
 pub use segments::SegmentUse;
@@ -30,7 +31,7 @@ const LARGEST: usize = 25;
 pub struct MemoryReport {
     /// The title.
     pub title: String,
-    /// The device's own figures, if they were given.
+    /// The holders of the device's memory, if they were given.
     pub device: Option<DeviceUse>,
     /// Bytes that the program requested and has not freed.
     pub requested_bytes: MemoryFigure,
@@ -64,15 +65,6 @@ pub struct MemoryFigure {
     pub current: u64,
     /// The highest value since peaks were reset. If the allocator keeps counters for each stream, an upper bound.
     pub peak: u64,
-}
-
-/// The memory of a device, over all processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct DeviceUse {
-    /// The device's memory, in bytes.
-    pub total_bytes: u64,
-    /// Bytes that no process holds.
-    pub free_bytes: u64,
 }
 
 /// The memory that a tag holds.
@@ -151,7 +143,7 @@ impl MemoryReport {
         }
     }
 
-    /// Returns the report with the device's own figures.
+    /// Returns the report with the holders of the device's memory.
     #[must_use]
     pub fn on_device(mut self, device: DeviceUse) -> Self {
         self.device = Some(device);

@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 use tenure_core::Tag;
+use tenure_device::memory::DeviceUse;
 
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
@@ -35,6 +36,12 @@ fn page(report: &MemoryReport) -> String {
     };
     let body = html! {
         (header(report))
+        @if let Some(device) = &report.device { (section(
+            "On the device",
+            "All of the device's memory, and who holds it. Other libraries of this program get what is cached when they \
+             find no room.",
+            holders(device),
+        )) }
         (section("By tag", tags_text, tags(report)))
         (section(
             "By module",
@@ -72,11 +79,37 @@ fn header(report: &MemoryReport) -> Markup {
         ("Largest free range", largest),
     ];
     let mut facts: Vec<_> = bytes.into_iter().map(|(name, bytes)| (name, Bytes(bytes).to_string())).collect();
-    if let Some(device) = report.device {
+    if let Some(device) = &report.device {
         let used = device.total_bytes.saturating_sub(device.free_bytes);
         facts.push(("Device", format!("{} of {} in use", Bytes(used), Bytes(device.total_bytes))));
     }
     html::header("Memory report", &report.title, &Markup::default(), &facts)
+}
+
+/// Returns the holders of the device's memory, whose bytes are all of the device's.
+fn holders(device: &DeviceUse) -> Markup {
+    let libraries = device.libraries.iter().map(|library| (library.library.clone(), library.bytes));
+    let processes = device.processes.iter();
+    let processes = processes.filter_map(|process| Some((format!("process {}", process.pid), process.bytes?)));
+    let rest = match device.context_bytes {
+        Some(_) => "the driver, and processes that the system does not name",
+        None => "contexts, kernels, the driver, and processes that the system does not name",
+    };
+    let mut rows = vec![("tensors".to_owned(), device.allocated_bytes), ("cached".to_owned(), device.cached_bytes)];
+    rows.extend(libraries);
+    rows.extend(device.context_bytes.map(|bytes| ("context and kernels of this program".to_owned(), bytes)));
+    rows.extend(processes);
+    rows.extend([(rest.to_owned(), device.unnamed_bytes), ("free".to_owned(), device.free_bytes)]);
+    let rows = html! {
+        @for (holder, bytes) in rows {
+            tr {
+                th scope="row" { (holder) }
+                td { (Bytes(bytes)) }
+                td { (Percent(share(bytes, device.total_bytes))) }
+            }
+        }
+    };
+    table(&["Holder", "Bytes", "Share"], &rows)
 }
 
 fn tags(report: &MemoryReport) -> Markup {
