@@ -36,7 +36,7 @@ impl Driver for CudaDriver {
     }
 
     fn library_uses(&self) -> Vec<LibraryUse> {
-        interposition::library_uses(self.device.index()).unwrap_or_default()
+        interposition::library_uses(self.device.index())
     }
 
     fn synchronize(&self) -> Result<(), CallError> {

@@ -16,12 +16,11 @@ const SUCCESS: Code = 0;
 
 /// Defines a hook and its wrapper. In the wrapper's body, `real` is the driver's function.
 macro_rules! hooks {
-    ($($(#[$attribute:meta])* $hook:ident = $symbol:literal ($name:literal, $streams:ident):
+    ($($hook:ident = $symbol:literal ($name:literal, $streams:ident):
        fn $wrapper:ident($real:ident, $($argument:ident: $type:ty),*) $body:block)*) => {
         /// The functions that are wrapped here.
         pub(super) static HOOKS: &[&Hook] = &[$(&$hook),*];
         $(
-            $(#[$attribute])*
             static $hook: Hook = Hook::new($symbol, $name, NullStream::$streams, || $wrapper as *const c_void);
             unsafe extern "C" fn $wrapper($($argument: $type),*) -> Code {
                 // SAFETY: the type is that of `cuda.h`, and only `Hook` hands this wrapper out.

@@ -60,14 +60,15 @@ pub fn interpose(yield_cached: YieldCached) {
     }
 }
 
-/// Returns the device memory that each library holds, the most first. Returns `None` without an [interposition](interpose).
-pub fn library_uses(device: u8) -> Option<Vec<LibraryUse>> {
-    let interposition = INTERPOSITION.get()?;
+/// Returns the device memory that each library holds: none before [`interpose`].
+pub fn library_uses(device: u8) -> Vec<LibraryUse> {
+    let Some(interposition) = INTERPOSITION.get() else { return Vec::new() };
     // Held during the questions, so that no pool is destroyed meanwhile.
     let ledger = LEDGER.lock();
     let mut uses = ledger.uses(device.into());
     uses.extend(interposition.driver.pool_uses(&ledger, device));
-    Some(uses)
+    uses.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.library.cmp(&b.library)));
+    uses
 }
 
 /// Gives cached memory of a device back.

@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{ptr, slice};
 
+use rustix::param::page_size;
+
 /// The types of relocations whose slot holds the address of a function of another object.
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
@@ -44,8 +46,9 @@ struct Rela {
     addend: i64,
 }
 
-/// How many further calls check the slots of an object once more: see Note [Objects that are being loaded].
-const CHECKS: usize = 100;
+/// How many further calls check the slots of an object once more: see Note [Objects that are being loaded]. Then they are
+/// left as they are, for example if the loader never protects them.
+const CHECKS: usize = 1000;
 
 /// The objects that were looked at.
 ///
@@ -58,7 +61,7 @@ pub(super) struct Objects {
     seen: HashSet<Identity>,
     /// How many objects had been loaded and unloaded when they were last looked at.
     changes: (u64, u64),
-    /// The slots that were written in objects that may still be loading.
+    /// The slots of objects that may still be loading.
     young: HashMap<Identity, Vec<Slot>>,
     checks_left: usize,
 }
@@ -150,15 +153,15 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, search: 
     if objects.seen.insert(identity) && info.dlpi_addr != objects.own && !is_left_alone(info) {
         // SAFETY: the loader keeps the object while it calls this.
         let slots = unsafe { slots(info, replacement) };
-        objects.young.insert(identity, slots);
-        objects.checks_left = CHECKS;
+        if !slots.is_empty() {
+            objects.young.insert(identity, slots);
+            objects.checks_left = CHECKS;
+        }
     }
     let is_protected = |address| protected.get_or_init(read_only_ranges).iter().any(|range| range.contains(&address));
     for slot in objects.young.get(&identity).into_iter().flatten() {
         // SAFETY: a slot of this object.
-        if !unsafe { slot.write(is_protected) } {
-            objects.checks_left = CHECKS;
-        }
+        unsafe { slot.write(is_protected) };
     }
     0
 }
@@ -252,23 +255,21 @@ unsafe fn slots(info: &libc::dl_phdr_info, replacement: &dyn Fn(&CStr) -> Option
 }
 
 impl Slot {
-    /// Writes the address, unless the slot has it. Returns false if the loader has not finished with the slot.
+    /// Writes the address, unless the slot has it or the loader has not finished with the slot.
     ///
     /// # Safety
     /// The object of the slot is loaded.
-    unsafe fn write(&self, is_read_only: impl Fn(usize) -> bool) -> bool {
+    unsafe fn write(&self, is_read_only: impl Fn(usize) -> bool) {
         // SAFETY: the slot of an address, which other threads may call through meanwhile.
         let slot = unsafe { AtomicPtr::from_ptr(self.address as *mut *mut c_void) };
         let value = slot.load(Ordering::Relaxed);
-        if value == self.function.cast_mut() {
-            return true;
-        }
-        if value.addr() < self.relocated || (self.is_protected && !is_read_only(self.address)) {
-            return false;
+        let is_written = value == self.function.cast_mut();
+        if is_written || value.addr() < self.relocated || (self.is_protected && !is_read_only(self.address)) {
+            return;
         }
         let protect = |protection| {
             // SAFETY: one page of the object's variables, in which the whole slot lies. The loader is done with it.
-            unsafe { libc::mprotect(page_of(self.address) as *mut c_void, page_bytes(), protection) == 0 }
+            unsafe { libc::mprotect(page_of(self.address) as *mut c_void, page_size(), protection) == 0 }
         };
         if !self.is_protected || protect(libc::PROT_READ | libc::PROT_WRITE) {
             slot.store(self.function.cast_mut(), Ordering::Release);
@@ -276,7 +277,6 @@ impl Slot {
         if self.is_protected {
             protect(libc::PROT_READ);
         }
-        true
     }
 }
 
@@ -363,10 +363,5 @@ fn protected_range(info: &libc::dl_phdr_info) -> Range<usize> {
 
 /// Returns the start of the page that an address lies in.
 fn page_of(address: usize) -> usize {
-    address & !(page_bytes() - 1)
-}
-
-fn page_bytes() -> usize {
-    // SAFETY: asks for a number only.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+    address & !(page_size() - 1)
 }

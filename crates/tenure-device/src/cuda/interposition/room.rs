@@ -108,7 +108,8 @@ hooks! {
     fn graph_instantiate_with_flags(a: P, b: P, c: u64);
     GRAPH_INSTANTIATE_WITH_PARAMS = c"cuGraphInstantiateWithParams" (c"cuGraphInstantiateWithParams", Legacy):
     fn graph_instantiate_with_params(a: P, b: P, c: P);
-    GRAPH_INSTANTIATE_WITH_PARAMS_PER_THREAD = c"cuGraphInstantiateWithParams_ptsz" (c"cuGraphInstantiateWithParams", PerThread):
+    GRAPH_INSTANTIATE_WITH_PARAMS_PER_THREAD = c"cuGraphInstantiateWithParams_ptsz"
+    (c"cuGraphInstantiateWithParams", PerThread):
     fn graph_instantiate_with_params_per_thread(a: P, b: P, c: P);
     GRAPH_LAUNCH = c"cuGraphLaunch" (c"cuGraphLaunch", Legacy): fn graph_launch(a: P, b: P);
     GRAPH_LAUNCH_PER_THREAD = c"cuGraphLaunch_ptsz" (c"cuGraphLaunch", PerThread):
