@@ -9,6 +9,7 @@ use tenure::report::MemoryReport;
 use tenure::units::Amount;
 use tenure_device::host::HostMemory;
 use tenure_device::memory::{self, MAX_DEVICES};
+use tenure_device::pinned::PinnedUse;
 
 use crate::errors::{complaint, exception};
 use crate::json;
@@ -66,7 +67,7 @@ pub(crate) fn memory_report(py: Python<'_>, device: Opened, title: String, as_js
     py.detach(|| {
         let allocator = memory.allocator();
         let report = MemoryReport::new(title, &allocator.snapshot(), &allocator.statistics());
-        let report = report.on_device(memory.device_use().map_err(exception)?);
+        let report = report.on_device(memory.device_use().map_err(exception)?).with_pinned(PinnedUse::of_process());
         if as_json { json(&report) } else { Ok(report.html()) }
     })
 }

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change that an older shim would not understand. */
-#define TENURE_TORCH_ABI 4
+#define TENURE_TORCH_ABI 5
 
 /* A private pool: PyTorch's MempoolId_t. */
 typedef struct tenure_pool {
@@ -119,6 +119,19 @@ typedef struct tenure_pool_source {
     void *(*allocate)(void *user, size_t bytes, void *stream); /* NULL if there is no memory */
     void (*free)(void *user, void *address, size_t bytes, void *stream);
 } tenure_pool_source;
+
+/* The number of calls of one kind, and the microseconds that they took. */
+typedef struct tenure_call_times {
+    int64_t count, total_us, shortest_us, longest_us;
+} tenure_call_times;
+
+/* The figures of pinned memory. PyTorch's HostStats. */
+typedef struct tenure_pinned_statistics {
+    tenure_stat blocks, used_bytes;   /* live blocks, and freed ones that streams still use */
+    tenure_stat chunks, pinned_bytes; /* what is pinned, in use or not */
+    tenure_call_times pinning, unpinning;
+    int64_t chunks_by_size[64]; /* how many were pinned, by the power of two that their bytes are rounded up to */
+} tenure_pinned_statistics;
 
 /* The live blocks of a private pool at one time. */
 typedef struct tenure_checkpoint tenure_checkpoint;
@@ -251,6 +264,32 @@ typedef struct tenure_torch_api {
     tenure_status (*open_shared)(int device, const char *handle, size_t bytes, void **address,
                                  tenure_imported **imported);
     void (*close_shared)(tenure_imported *imported);
+
+    /* --- Pinned host memory, one allocator for all devices --- */
+
+    /* Allocates bytes for work on a stream of a device, which matter only if pinned_depends_on_stream(). */
+    tenure_status (*allocate_pinned)(int device, size_t bytes, void *stream, tenure_object context, void **address);
+    /* Returns whether the next allocation is the first, which chooses a device, or a pool is begun. */
+    bool (*pinned_depends_on_stream)(void);
+    tenure_status (*free_pinned)(void *address, tenure_object context);
+    /* Keeps a block, once it is freed, until the stream has done its present work. Returns false if no live block begins
+     * at the address. */
+    bool (*record_stream_pinned)(void *address, int device, void *stream);
+    /* Gives memory without live blocks back. Waits for the streams that use freed blocks. */
+    tenure_status (*release_cached_pinned)(void);
+    void (*pinned_statistics)(tenure_pinned_statistics *statistics);
+    void (*reset_peak_pinned_statistics)(void);
+    void (*reset_accumulated_pinned_statistics)(void);
+    /* Begins to record events, or ends it without a recording. `device` is the program's current one. */
+    tenure_status (*record_pinned_history)(int device, const tenure_recording *recording, bool clear);
+    /* Shows every block, in use or not, as a segment with one block; and the events, without a device. */
+    void (*pinned_snapshot)(bool traces, const tenure_visitor *visitor);
+    /* Sends allocations for streams that pass the filter to a pool, which is made if it does not exist. This adds a use.
+     * What these streams use is kept until the pool has no use. The filter is called with locks held. */
+    tenure_status (*begin_pinned_pool)(int device, tenure_pool pool, bool (*filter)(void *user, int device, void *stream),
+                                       tenure_object user);
+    void (*end_pinned_pool)(tenure_pool pool);
+    void (*release_pinned_pool)(tenure_pool pool);
 } tenure_torch_api;
 
 /* Returns the table, which lives as long as the process. */

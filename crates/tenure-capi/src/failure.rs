@@ -120,9 +120,10 @@ impl Failure {
                     Status::OutOfMemory
                 }
                 MemoryError::AlreadyInstalled { .. } => Status::AlreadyOpen,
-                MemoryError::Allocator(AllocError::UnknownAddress(_)) => Status::UnknownAddress,
+                MemoryError::Allocator(AllocError::UnknownAddress(_))
+                | MemoryError::Pinned(PinnedError::Allocator(AllocError::UnknownAddress(_))) => Status::UnknownAddress,
                 MemoryError::Allocator(AllocError::Backing(_))
-                | MemoryError::Pinned(PinnedError::Allocator(AllocError::Backing(_)))
+                | MemoryError::Pinned(PinnedError::NotPinned { .. } | PinnedError::Allocator(AllocError::Backing(_)))
                 | MemoryError::Driver(_) => Status::DriverFailed,
                 _ => Status::Invalid,
             },

@@ -74,7 +74,7 @@ impl ZeroCopy {
     /// There is too little pinned memory, or the device cannot use host memory in place.
     pub fn allocate(&self, bytes: usize, stream: StreamId) -> Result<Storage, ZeroCopyError> {
         let buffer = self.pool.allocate(bytes)?;
-        buffer.record_stream(stream)?;
+        buffer.record_stream(stream);
         self.storage_of(buffer)
     }
 
@@ -85,7 +85,7 @@ impl ZeroCopy {
     /// It returns the errors of [`allocate`](Self::allocate), and failures of the driver.
     pub fn allocate_copy(&self, source: Address, bytes: usize, stream: StreamId) -> Result<Storage, ZeroCopyError> {
         let mut buffer = self.pool.allocate(bytes)?;
-        buffer.record_stream(stream)?;
+        buffer.record_stream(stream);
         // SAFETY: the host never touches the buffer, whose memory outlives the work on the stream.
         unsafe { self.memory.driver().copy_from_device_async(buffer.as_mut_ptr(), source, bytes as u64, stream)? };
         self.storage_of(buffer)
@@ -99,7 +99,7 @@ impl ZeroCopy {
     pub fn copy_to_device(&self, address: Address, target: Address, stream: StreamId) -> Result<bool, ZeroCopyError> {
         let buffers = BUFFERS.lock();
         let Some(buffer) = buffers.as_ref().and_then(|buffers| buffers.get(&address)) else { return Ok(false) };
-        buffer.record_stream(stream)?;
+        buffer.record_stream(stream);
         // SAFETY: the host never touches the buffer, whose memory outlives the work on the stream.
         unsafe { self.memory.driver().copy_to_device_async(target, buffer.as_ptr(), buffer.len() as u64, stream)? };
         Ok(true)
@@ -113,7 +113,7 @@ impl ZeroCopy {
     pub fn copy_from_device(&self, address: Address, source: Address, stream: StreamId) -> Result<bool, ZeroCopyError> {
         let mut buffers = BUFFERS.lock();
         let Some(buffer) = buffers.as_mut().and_then(|buffers| buffers.get_mut(&address)) else { return Ok(false) };
-        buffer.record_stream(stream)?;
+        buffer.record_stream(stream);
         let bytes = buffer.len() as u64;
         // SAFETY: as above.
         unsafe { self.memory.driver().copy_from_device_async(buffer.as_mut_ptr(), source, bytes, stream)? };
@@ -161,14 +161,10 @@ pub fn contains(address: Address) -> bool {
 }
 
 /// Records that `stream` uses the storage that begins at an address. Returns false if there is none.
-///
-/// # Errors
-/// Never fails for a stream of the storage's device.
-pub fn record_stream(address: Address, stream: StreamId) -> Result<bool, PinnedError> {
-    match BUFFERS.lock().as_ref().and_then(|buffers| buffers.get(&address)) {
-        Some(buffer) => buffer.record_stream(stream).map(|()| true),
-        None => Ok(false),
-    }
+pub fn record_stream(address: Address, stream: StreamId) -> bool {
+    let buffers = BUFFERS.lock();
+    let buffer = buffers.as_ref().and_then(|buffers| buffers.get(&address));
+    buffer.inspect(|buffer| buffer.record_stream(stream)).is_some()
 }
 
 /// Sets the function that is asked where an allocation of another library, such as PyTorch, finds no room on a device.

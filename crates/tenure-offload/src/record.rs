@@ -54,7 +54,7 @@ impl TierMoment {
         Self {
             at_us,
             memory_bytes: engine.memory().statistics().all.allocated_bytes.current,
-            host_bytes: mover.pinned().map_or(0, |pinned| pinned.blocks.all.allocated_bytes.current),
+            host_bytes: mover.pinned().map_or(0, |pinned| pinned.live_bytes),
             disk_bytes: mover.disk().map_or(0, |disk: &Disk| disk.capacity_bytes() - disk.statistics().free_bytes),
             device_to_host: links.device_to_host.bytes,
             host_to_device: links.host_to_device.bytes,

@@ -47,8 +47,10 @@ impl Uploader {
         let memory = memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))?;
         let stream = memory.streams().pooled(Priority::Default);
         let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
-        let pool = PinnedPool::new(memory.driver().clone(), PinnedConfig::new(limit_bytes));
-        let pool = pool.map_err(|error| TensorError::memory(OP, error.into()))?;
+        let pool = PinnedPool::new(
+            memory.driver().clone(),
+            PinnedConfig { user: "uploads", ..PinnedConfig::new(limit_bytes) },
+        );
         Ok(Self { memory, stream, pool })
     }
 
@@ -77,7 +79,7 @@ impl Uploader {
                 self.memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, self.stream.id())
             };
             copied.map_err(|error| TensorError::device(OP, error))?;
-            buffer.record_stream(self.stream.id()).map_err(|error| TensorError::memory(OP, error.into()))?;
+            buffer.record_stream(self.stream.id());
         }
         drop(access);
         let mut arrived = Event::new(self.memory.driver().clone(), EventKind::Order);

@@ -266,7 +266,7 @@ fn a_failure_to_pin_memory_is_reported_as_such() {
         let Executor::Sim(sim) = memory.driver().executor() else { continue };
         sim.inject(Failure::of(Call::RegisterHost, 1));
         let error = pinned(1).unwrap_err();
-        assert!(matches!(error, MemoryError::Pinned(PinnedError::Allocator(_))), "{error}");
+        assert!(matches!(error, MemoryError::Pinned(PinnedError::NotPinned { .. })), "{error}");
         pinned(1).unwrap();
     }
 }

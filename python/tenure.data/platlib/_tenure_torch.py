@@ -26,7 +26,13 @@ _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
 
 #: The known options, and the functions that parse their values.
-_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float, "headroom": str, "background": str}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "allocator": str,
+    "fraction": float,
+    "headroom": str,
+    "pinned_cache": str,
+    "background": str,
+}
 
 
 _is_armed = False
@@ -126,6 +132,6 @@ def _options(text: str) -> dict[str, Any]:
         except (KeyError, ValueError):
             raise ValueError(
                 f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, fraction=0.9 "
-                "or the like, headroom=4GiB, or background=SOCKET, with a comma between"
+                "or the like, headroom=4GiB, pinned_cache=8GiB, or background=SOCKET, with a comma between"
             ) from None
     return options

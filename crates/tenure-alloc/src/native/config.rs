@@ -31,9 +31,6 @@ pub struct NativeConfig {
     pub garbage_collection_threshold: f64,
     /// Whether chunks are mapped into large reserved ranges, instead of making segments of fixed size.
     pub expandable_segments: bool,
-    /// Whether, when there is no memory for a segment of the usual size, a request of more than 1 MiB gets a segment of
-    /// its own size. PyTorch does not try this, and is out of memory.
-    pub shrink_segments: bool,
 }
 
 impl NativeConfig {

@@ -48,9 +48,6 @@ impl Engine {
             accounts.statistics.num_alloc_retries += 1;
             found = Self::add_segment(locked, &wanted)?;
         }
-        if found.is_none() {
-            found = Self::add_small_segment(locked, &wanted)?;
-        }
         let (engine, accounts) = locked.engine();
         Ok(found.map(|id| engine.hand_out(accounts, &wanted, id)))
     }

@@ -6,28 +6,13 @@ use super::engine::{Engine, Locked, Wanted};
 use super::pool::Returned;
 use super::source;
 use crate::accounts::Accounts;
-use crate::{Address, AllocError, BackingError, HistoryAction, PoolKind};
+use crate::{Address, AllocError, BackingError, HistoryAction};
 
 impl Engine {
     /// Makes a new segment, or a larger one, with a block for `wanted` that is in no set. Returns `None` if memory is
     /// out.
     pub(super) fn add_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        Self::add_segment_of(locked, segment_size(wanted.bytes), wanted)
-    }
-
-    /// Does the same with no more memory than `wanted` needs, where the settings allow that.
-    pub(super) fn add_small_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let (engine, _) = locked.engine();
-        let allowed = engine.config.shrink_segments && !engine.is_expandable(wanted);
-        if allowed && wanted.pool.kind == PoolKind::Large && wanted.bytes < segment_size(wanted.bytes) {
-            Self::add_segment_of(locked, wanted.bytes, wanted)
-        } else {
-            Ok(None)
-        }
-    }
-
-    /// Makes a new segment of `bytes` bytes, as [`add_segment`](Self::add_segment) does.
-    fn add_segment_of(locked: &mut impl Locked, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        let bytes = segment_size(wanted.bytes);
         source::give_back(locked);
         let (engine, accounts) = locked.engine();
         let limit = accounts.limit.bytes();

@@ -67,11 +67,7 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
             device.memory.record_stream(address, stream)
         });
         // Few blocks are zero-copy memory, which no device owns.
-        if recorded.is_err() && matches!(zero_copy::record_stream(address, stream), Ok(true)) {
-            Ok(())
-        } else {
-            recorded
-        }
+        if recorded.is_err() && zero_copy::record_stream(address, stream) { Ok(()) } else { recorded }
     })
 }
 

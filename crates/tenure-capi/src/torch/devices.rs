@@ -96,6 +96,11 @@ pub(super) fn initial_fraction() -> f64 {
     setup().options.as_ref().map_or(1.0, |options| options.memory.fraction)
 }
 
+/// Returns the limit on cached pinned memory, in bytes, if the options say one.
+pub(super) fn pinned_cache_bytes() -> Option<u64> {
+    setup().options.as_ref().and_then(|options| options.pinned_cache_bytes)
+}
+
 /// Sets the memory fraction with which devices are opened.
 pub(super) fn set_initial_fraction(fraction: f64) {
     setup().options.get_or_insert_default().memory.fraction = fraction;

@@ -102,7 +102,7 @@ impl CEvent {
 }
 
 /// Converts C's settings for recording.
-fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
+pub(super) fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
     let skip = match recording.skip_count {
         0 => &[],
         // SAFETY: by the header, this many actions.

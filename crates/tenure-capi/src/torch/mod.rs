@@ -6,6 +6,7 @@ mod devices;
 mod history;
 mod limits;
 mod object;
+mod pinned;
 mod pluggable;
 mod pools;
 mod sharing;
@@ -23,6 +24,7 @@ use callbacks::{FreeMemory, Observer};
 pub use devices::stream;
 use history::{CRecording, Tracker};
 use object::Object;
+use pinned::CPinnedStatistics;
 use pools::{AddressVisit, CPool, CPoolSource, StreamFilter};
 pub use sharing::run_waits_in;
 use sharing::{HandleVisit, Imported};
@@ -77,11 +79,24 @@ pub struct TorchTable {
     share: unsafe extern "C" fn(*mut c_void, *mut usize, HandleVisit, *mut c_void) -> Status,
     open_shared: unsafe extern "C" fn(c_int, *const c_char, usize, *mut *mut c_void, *mut *mut Imported) -> Status,
     close_shared: unsafe extern "C" fn(*mut Imported),
+    allocate_pinned: unsafe extern "C" fn(c_int, usize, *mut c_void, Object, *mut *mut c_void) -> Status,
+    pinned_depends_on_stream: extern "C" fn() -> bool,
+    free_pinned: extern "C" fn(*mut c_void, Object) -> Status,
+    record_stream_pinned: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> bool,
+    release_cached_pinned: extern "C" fn() -> Status,
+    pinned_statistics: unsafe extern "C" fn(*mut CPinnedStatistics),
+    reset_peak_pinned_statistics: extern "C" fn(),
+    reset_accumulated_pinned_statistics: extern "C" fn(),
+    record_pinned_history: unsafe extern "C" fn(c_int, *const CRecording, bool) -> Status,
+    pinned_snapshot: unsafe extern "C" fn(bool, *const Visitor),
+    begin_pinned_pool: extern "C" fn(c_int, CPool, pinned::StreamFilter, Object) -> Status,
+    end_pinned_pool: extern "C" fn(CPool),
+    release_pinned_pool: extern "C" fn(CPool),
 }
 
 static TABLE: TorchTable = TorchTable {
     size: size_of::<TorchTable>(),
-    abi: 4,
+    abi: 5,
     last_error: crate::tenure_last_error,
     configure: devices::configure,
     is_open: devices::is_open,
@@ -124,6 +139,19 @@ static TABLE: TorchTable = TorchTable {
     share: sharing::share,
     open_shared: sharing::open_shared,
     close_shared: sharing::close_shared,
+    allocate_pinned: pinned::allocate,
+    pinned_depends_on_stream: pinned::depends_on_stream,
+    free_pinned: pinned::free,
+    record_stream_pinned: pinned::record_stream,
+    release_cached_pinned: pinned::release_cached,
+    pinned_statistics: pinned::statistics,
+    reset_peak_pinned_statistics: pinned::reset_peak_statistics,
+    reset_accumulated_pinned_statistics: pinned::reset_accumulated_statistics,
+    record_pinned_history: pinned::record_history,
+    pinned_snapshot: pinned::snapshot,
+    begin_pinned_pool: pinned::begin_pool,
+    end_pinned_pool: pinned::end_pool,
+    release_pinned_pool: pinned::release_pool,
 };
 
 /// Returns the table of functions, which lives as long as the process.

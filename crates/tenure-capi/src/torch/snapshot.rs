@@ -4,7 +4,8 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
 use tenure_alloc::snapshot::{Segment, SnapshotAnnotation, SnapshotBlock, SnapshotState};
-use tenure_alloc::{PoolId, PoolKind};
+use tenure_alloc::{HistoryEvent, PoolId, PoolKind};
+use tenure_device::pinned::PinnedBlock;
 
 use super::devices::device;
 use super::history::CEvent;
@@ -68,8 +69,7 @@ pub(super) unsafe extern "C" fn snapshot(number: c_int, pool: CPool, traces: boo
             visitor.show_segment(segment);
         }
         for event in snapshot.device_traces.iter().flatten() {
-            // SAFETY: a function of the visitor, with its object.
-            unsafe { (visitor.event)(visitor.user, &CEvent::new(number, event)) }
+            visitor.show_event(number, event);
         }
         snapshot.annotations.iter().for_each(|annotation| visitor.show_annotation(annotation));
         Ok(())
@@ -103,6 +103,38 @@ impl Visitor {
         };
         // SAFETY: a function of the visitor, with its object.
         unsafe { (self.block)(self.user, &shown) }
+    }
+
+    /// Shows a block of pinned memory as a segment with one block.
+    pub(super) fn show_pinned(&self, block: &PinnedBlock) {
+        let context = Object::pointer_of(block.context.as_ref());
+        let segment = CSegment {
+            device: -1,
+            is_large: true,
+            is_expandable: false,
+            made: 0,
+            address: block.address,
+            stream: ptr::null_mut(),
+            pool: block.pool.into(),
+            context,
+        };
+        let shown = CBlock {
+            bytes: block.bytes,
+            requested: block.bytes,
+            is_allocated: block.is_live,
+            is_active: block.is_used,
+            context,
+        };
+        // SAFETY: functions of the visitor, with their object.
+        unsafe {
+            (self.segment)(self.user, &segment);
+            (self.block)(self.user, &shown);
+        }
+    }
+
+    pub(super) fn show_event(&self, number: c_int, event: &HistoryEvent) {
+        // SAFETY: a function of the visitor, with its object.
+        unsafe { (self.event)(self.user, &CEvent::new(number, event)) }
     }
 
     fn show_annotation(&self, annotation: &SnapshotAnnotation) {

@@ -157,6 +157,8 @@ impl EventCalls for CudaDriver {
     fn query_event(&self, event: EventId) -> Result<bool, CallError> {
         self.in_context(Call::QueryEvent, || {
             let (event, _) = self.event(event)?;
+            // Another stream's capture goes on.
+            let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the event is known.
             completed(unsafe { sys::cuEventQuery(event) })
         })

@@ -1,14 +1,17 @@
 //! A chunk of pinned host memory: mapped, touched and registered.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapRaw};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tenure_alloc::{Address, BackingError};
 use tenure_core::move_to_numa_node;
 
+use super::PinnedConfig;
 use crate::{AccessMode, CallError, Driver};
 
 /// The bytes to touch for each thread, at least.
@@ -28,13 +31,10 @@ pub(super) struct PinnedChunk {
 
 impl PinnedChunk {
     /// Maps, touches and registers `bytes` bytes. A failure leaves nothing mapped.
-    pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, numa_node: Option<u32>) -> Result<Self, BackingError> {
+    pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, config: &PinnedConfig) -> Result<Self, BackingError> {
         let failed = |call, reason: &dyn ToString| BackingError::Failed { call, reason: reason.to_string() };
-        let mut memory = MmapMut::map_anon(bytes as usize).map_err(|error| failed("mmap", &error))?;
-        // Fewer, larger pages are touched and pinned faster. A system without huge pages ignores the advice.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
-        if let Some(node) = numa_node {
+        let mut memory = config.forks.map(bytes).map_err(|error| failed("mmap", &error))?;
+        if let Some(node) = config.numa_node {
             // Before the first touch, so that no page has to move. Where the system cannot choose a node, any node will
             // do.
             let _ =
@@ -70,6 +70,38 @@ impl Drop for PinnedChunk {
             // SAFETY: dropped only here, once.
             unsafe { ManuallyDrop::drop(&mut self.memory) }
         }
+    }
+}
+
+/// What a process that is forked from this one sees of pinned memory. The pages of private memory that a device uses
+/// cannot be shared: a fork copies them at once, which takes a second and as many bytes again for each 2 GiB or so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forks {
+    /// A child does not have the memory: touching it is a fault. A fork costs nothing.
+    Without,
+    /// A child has the same memory, as it has what the driver allocates. The system maps it in small pages, which is
+    /// slower: by a factor of 4 at first.
+    Shared,
+}
+
+impl Forks {
+    /// Maps `bytes` bytes, not yet touched.
+    fn map(self, bytes: u64) -> io::Result<MmapMut> {
+        let memory = match self {
+            Self::Without => MmapMut::map_anon(bytes as usize)?,
+            Self::Shared => {
+                let file = memfd_create("tenure-pinned", MemfdFlags::CLOEXEC)?;
+                ftruncate(&file, bytes)?;
+                // SAFETY: no other mapping or process has the file.
+                unsafe { MmapMut::map_mut(&file)? }
+            }
+        };
+        // Fewer, larger pages are touched and pinned faster. A system without huge pages ignores the advice.
+        let _ = memory.advise(Advice::HugePage);
+        if self == Self::Without {
+            memory.advise(Advice::DontFork)?;
+        }
+        Ok(memory)
     }
 }
 

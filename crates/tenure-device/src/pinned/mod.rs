@@ -2,33 +2,32 @@
 //!
 //! This process maps and touches memory and then registers it with the driver. That is three times as fast as
 //! allocating it from the driver, can place it next to a device, and is as fast to read on the host as any memory.
-//! Registering is slow all the same, and takes a lock of the whole driver, so it is done in chunks, which are kept.
-//!
-//! To the allocator of blocks, the host is a stream of its own: every stream of the device that copies from or to a
-//! block is *another* stream, and the block is reused once all recorded streams have passed.
+//! Registering is slow all the same, and takes a lock of the whole driver, so what is registered, a *chunk*, is kept.
+//! Blocks are cut from chunks. A freed block is used again once all streams that were recorded for it have passed.
 
-mod backing;
+mod allocator;
+mod blocks;
 mod chunk;
+mod pools;
 mod sealed;
+mod uses;
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
-use tenure_alloc::{
-    AllocError, CachingAllocator, MemoryReports, NativeAllocator, NativeConfig, Request, Resource, Statistics,
-};
+use tenure_alloc::{AllocError, BackingError};
 use tenure_core::StreamId;
 
-use crate::Driver;
-use crate::deferred::{DeferredFrees, in_host_function};
-pub use backing::PinnedConfig;
-use backing::{HostBacking, MAX_CHUNK_BYTES};
+use crate::deferred::in_host_function;
+use crate::{DeviceBacking, Driver};
+use allocator::MAX_CHUNK_BYTES;
+pub use allocator::{CallTimes, PinnedAllocator, PinnedBlock, PinnedConfig, PinnedStatistics, PinnedUse};
+pub use chunk::Forks;
+pub use pools::PoolFilter;
 pub use sealed::{Draft, Reading, Sealed, SealedError};
-
-/// The stream that every block is allocated on. No driver call uses it.
-const HOST: StreamId = StreamId(u64::MAX);
+pub use uses::Use;
 
 /// Pinned host memory for one device. PyTorch's `CachingHostAllocator`. Clones share it.
 ///
@@ -40,14 +39,14 @@ const HOST: StreamId = StreamId(u64::MAX);
 /// use tenure_device::{CopyCalls, MemoryCalls};
 ///
 /// let driver = Arc::new(SimDriver::new(SimConfig::default()));
-/// let pool = PinnedPool::new(driver.clone(), PinnedConfig::new(1 << 30))?;
+/// let pool = PinnedPool::new(driver.clone(), PinnedConfig::new(1 << 30));
 /// let mut buffer = pool.allocate(4096)?;
 /// buffer.fill(7);
 ///
 /// let target = driver.malloc(4096)?;
 /// // SAFETY: no code writes the buffer after this; the record keeps it until the copy is done.
 /// unsafe { driver.copy_to_device_async(target, buffer.as_ptr(), 4096, StreamId::NULL)? };
-/// buffer.record_stream(StreamId::NULL)?;
+/// buffer.record_stream(StreamId::NULL);
 /// drop(buffer); // at once; it is not reused before the copy is done
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -58,30 +57,9 @@ pub struct PinnedPool {
 
 /// The state of a pool, which its buffers share. The last of them to be dropped gives the chunks back.
 struct PinnedShared {
-    blocks: Arc<PinnedBlocks>,
-}
-
-/// The allocator of a pool, with its backing.
-struct PinnedBlocks {
-    allocator: NativeAllocator,
-    backing: Arc<HostBacking>,
-    /// Frees of buffers dropped in host functions.
-    deferred: DeferredFrees,
-}
-
-/// The figures of a pool, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PinnedStatistics {
-    /// The most bytes that may be pinned.
-    pub limit_bytes: u64,
-    /// The bytes pinned.
-    pub pinned_bytes: u64,
-    /// The most bytes pinned at once.
-    pub peak_pinned_bytes: u64,
-    /// The number of chunks pinned.
-    pub chunks: usize,
-    /// The statistics of the blocks in the chunks.
-    pub blocks: Statistics,
+    allocator: Arc<PinnedAllocator>,
+    /// The backing that records marks on the device's streams.
+    marks: Arc<DeviceBacking>,
 }
 
 /// An error of pinned memory. Nothing more is mapped or pinned than before.
@@ -107,46 +85,43 @@ pub enum PinnedError {
         /// Bytes asked for.
         requested: u64,
     },
-    /// A setting is not valid, or the driver or the system refused.
+    /// The system or the driver does not pin more memory.
+    #[error(
+        "{requested} bytes of host memory could not be pinned: {source}; {pinned} bytes are pinned, {used} of them in \
+         use: free pinned buffers, or raise what the system lets this process lock"
+    )]
+    NotPinned {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes pinned.
+        pinned: u64,
+        /// Bytes of live buffers, and of freed ones whose copies are not done.
+        used: u64,
+        /// The refusal.
+        source: BackingError,
+    },
+    /// The driver failed.
     #[error(transparent)]
     Allocator(#[from] AllocError),
 }
 
 impl PinnedPool {
     /// Creates a pool that pins memory with `driver`. Nothing is pinned yet.
-    ///
-    /// # Errors
-    /// A setting of `config` is not valid.
-    pub fn new(driver: Arc<dyn Driver>, config: PinnedConfig) -> Result<Self, PinnedError> {
-        if !(1..=MAX_CHUNK_BYTES).contains(&config.chunk_bytes) {
-            let setting = "chunk_bytes";
-            let expected = "it must be more than 0 and at most 256 GiB";
-            return Err(AllocError::InvalidSetting { setting, value: config.chunk_bytes.to_string(), expected }.into());
-        }
-        let backing = Arc::new(HostBacking::new(driver, config));
-        // The limit may leave less than a segment of the usual size.
-        let config = NativeConfig { shrink_segments: true, ..NativeConfig::default() };
-        let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
-        let blocks = PinnedBlocks { allocator, backing, deferred: DeferredFrees::default() };
-        Ok(Self { shared: Arc::new(PinnedShared { blocks: Arc::new(blocks) }) })
+    pub fn new(driver: Arc<dyn Driver>, config: PinnedConfig) -> Self {
+        let marks = Arc::new(DeviceBacking::new(Arc::clone(&driver)));
+        let allocator = PinnedAllocator::new(driver, config);
+        Self { shared: Arc::new(PinnedShared { allocator, marks }) }
     }
 
-    /// Allocates a buffer of `bytes` bytes, aligned to 512, with arbitrary contents. Registers a chunk if the present
-    /// ones have no room, which takes about 0.1 s for each GiB: do it ahead of time. Freed buffers stay registered.
+    /// Allocates a buffer of `bytes` bytes, aligned to 512, with arbitrary contents. Registers memory if what is
+    /// registered has no room, which takes about 0.1 s for each GiB: do it ahead of time. Freed buffers stay registered.
     ///
     /// # Errors
-    /// [`PinnedError::LimitReached`], [`PinnedError::TooLarge`]; the system or the driver refused.
+    /// [`PinnedError::LimitReached`], [`PinnedError::TooLarge`], [`PinnedError::NotPinned`].
     pub fn allocate(&self, bytes: usize) -> Result<PinnedBuffer, PinnedError> {
-        let requested = bytes as u64;
-        if requested > MAX_CHUNK_BYTES {
-            return Err(PinnedError::TooLarge { requested });
-        }
-        let block = self.blocks().allocator.allocate(Request::new(requested, HOST)).map_err(|error| match error {
-            AllocError::OutOfMemory { .. } => self.limit_reached(requested),
-            error => error.into(),
-        })?;
+        let address = self.shared.allocator.allocate(bytes as u64, || None)?;
         // The address was exposed when its chunk was mapped. It is 0 for a buffer of 0 bytes.
-        let data = NonNull::new(std::ptr::with_exposed_provenance_mut(block.address as usize));
+        let data = NonNull::new(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(PinnedBuffer { shared: Arc::clone(&self.shared), data: data.unwrap_or(NonNull::dangling()), bytes })
     }
 
@@ -155,72 +130,26 @@ impl PinnedPool {
     /// # Errors
     /// Failures of the driver.
     pub fn release_cached(&self) -> Result<(), PinnedError> {
-        Ok(self.blocks().allocator.release_cached()?)
+        self.shared.allocator.release_cached()
     }
 
     /// Returns the pool's figures.
     pub fn statistics(&self) -> PinnedStatistics {
-        let PinnedBlocks { allocator, backing, .. } = self.blocks();
-        let blocks = allocator.statistics();
-        let usage = backing.usage();
-        PinnedStatistics {
-            limit_bytes: usage.limit,
-            pinned_bytes: usage.pinned,
-            peak_pinned_bytes: usage.peak,
-            chunks: usage.chunks,
-            blocks,
-        }
-    }
-
-    /// Returns the blocks, after it frees those that host functions dropped.
-    fn blocks(&self) -> &PinnedBlocks {
-        self.shared.blocks.free_deferred();
-        &self.shared.blocks
-    }
-
-    #[cold]
-    fn limit_reached(&self, requested: u64) -> PinnedError {
-        let PinnedStatistics { limit_bytes, blocks, .. } = self.statistics();
-        PinnedError::LimitReached { requested, used: blocks.all.active_bytes.current, limit: limit_bytes }
-    }
-}
-
-impl PinnedBlocks {
-    /// Frees the blocks that host functions dropped.
-    fn free_deferred(&self) {
-        self.deferred.free_deferred(|address| self.allocator.free(address));
-    }
-
-    /// Frees a block, or stores the free for the next call if it cannot be made now.
-    fn free(&self, address: u64) {
-        if in_host_function() {
-            return self.deferred.push(address);
-        }
-        self.free_deferred();
-        // A drop has no caller that could try again, for example after a host function that Tenure does not know of:
-        // the next call does.
-        if self.allocator.free(address).is_err() {
-            self.deferred.push(address);
-        }
-    }
-
-    /// Gives back all free chunks. If the driver fails to take one back, it stays mapped.
-    fn release(&self) {
-        self.free_deferred();
-        let _ = self.allocator.release_cached();
+        self.shared.allocator.statistics()
     }
 }
 
 impl Drop for PinnedShared {
     /// Gives back all chunks: no buffer is left. The last one may have ended in a host function, which cannot call the
-    /// driver: another thread does it then.
+    /// driver: another thread does it then. If the driver fails to take one back, it stays mapped.
     fn drop(&mut self) {
+        let allocator = Arc::clone(&self.allocator);
+        let release = move || drop(allocator.release_cached());
         if in_host_function() {
-            let blocks = Arc::clone(&self.blocks);
             // If no thread can be started, the chunks stay mapped.
-            let _ = thread::Builder::new().spawn(move || blocks.release());
+            let _ = thread::Builder::new().spawn(release);
         } else {
-            self.blocks.release();
+            release();
         }
     }
 }
@@ -244,11 +173,9 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedBuffer {
     /// Records that `stream` copies from or to the buffer. Once the buffer is dropped, its memory is not used again
     /// before the stream has passed what was put on it before the drop. The stream must be one of the pool's device.
-    ///
-    /// # Errors
-    /// Never fails for a stream of the device.
-    pub fn record_stream(&self, stream: StreamId) -> Result<(), PinnedError> {
-        Ok(self.shared.blocks.allocator.record_stream(self.address(), stream)?)
+    pub fn record_stream(&self, stream: StreamId) {
+        let of = Use { device: Arc::clone(&self.shared.marks), stream };
+        self.shared.allocator.record(self.address(), &of);
     }
 
     /// Shortens the buffer to its first `bytes` bytes, at least one. It takes as much memory as before.
@@ -280,6 +207,7 @@ impl DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        self.shared.blocks.free(self.address());
+        // A buffer's address is that of a live block.
+        let _ = self.shared.allocator.free(self.address());
     }
 }

@@ -228,7 +228,8 @@ impl Captured {
         let copied =
             unsafe { memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, stream.id()) };
         copied.map_err(|error| TensorError::device(OP, error))?;
-        buffer.record_stream(stream.id()).map_err(|error| TensorError::memory(OP, error.into()))
+        buffer.record_stream(stream.id());
+        Ok(())
     }
 
     /// Translates a generator's state in the capture to its state in a replay, at whose beginning the generators had
@@ -270,9 +271,8 @@ impl Capture {
         let memory = pool.memory();
         let device = memory.device();
         super::check_earlier_errors(OP, device)?;
-        let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
+        let pinned = PinnedConfig { user: "graphs", ..PinnedConfig::new(PINNED_BYTES) };
         let pinned = PinnedPool::new(memory.driver().clone(), pinned);
-        let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
         let recording = CaptureGuard::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let graph = GraphCapture::begin(pool, stream).map_err(|error| TensorError::memory(OP, error))?;

@@ -402,12 +402,12 @@ impl DeviceSide {
         staging_bytes: usize,
         numa_node: Option<u32>,
     ) -> Result<Self, MoverError> {
-        let pool = pinned_pool(memory, pool_bytes, numa_node)?;
+        let pool = pinned_pool(memory, pool_bytes, numa_node);
         Ok(Self {
             memory,
             zero_copy: ZeroCopy::new(memory, pool.clone()),
             pool,
-            staging: pinned_pool(memory, staging_bytes, numa_node)?,
+            staging: pinned_pool(memory, staging_bytes, numa_node),
             outward_watcher: Arc::new(start_watcher("tenure-out")?),
             inward_watcher: start_watcher("tenure-in")?,
             outward: copy_stream(memory, Priority::Default, CopyDirection::Out)?,
@@ -456,9 +456,9 @@ impl Drop for Scratch {
     }
 }
 
-fn pinned_pool(memory: &DeviceMemory, bytes: usize, numa_node: Option<u32>) -> Result<PinnedPool, MoverError> {
-    let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
-    PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned_error("the mover"))
+fn pinned_pool(memory: &DeviceMemory, bytes: usize, numa_node: Option<u32>) -> PinnedPool {
+    let config = PinnedConfig { user: "moved tensors", numa_node, ..PinnedConfig::new(bytes as u64) };
+    PinnedPool::new(Arc::clone(memory.driver()), config)
 }
 
 fn start_watcher(name: &str) -> Result<Watcher, MoverError> {

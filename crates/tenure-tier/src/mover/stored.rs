@@ -264,8 +264,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         for (event, stream) in self.uses.get_mut() {
             if !matches!(event.query(), Ok(true)) {
-                // This cannot fail: the stream is one of the pool's device.
-                let _ = self.buffer.record_stream(*stream);
+                self.buffer.record_stream(*stream);
             }
         }
     }

@@ -381,7 +381,7 @@ fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
         });
         let links = mover.links();
         assert!(!links.disk_write.stalled.is_zero() && !links.disk_read.stalled.is_zero(), "{links:?}");
-        assert!(mover.pinned().unwrap().peak_pinned_bytes <= SMALL as u64);
+        assert!(mover.pinned().unwrap().pinned_bytes.peak <= SMALL as u64);
         drop((through, mover));
         expect_peace(memory);
     }
@@ -689,7 +689,7 @@ fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) 
         }
     });
     if let Some(pinned) = mover.pinned() {
-        assert!(pinned.peak_pinned_bytes <= SMALL as u64);
+        assert!(pinned.pinned_bytes.peak <= SMALL as u64);
     }
     drop(mover);
     memory.into_iter().for_each(expect_peace);

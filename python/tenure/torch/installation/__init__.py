@@ -42,10 +42,13 @@ class Options:
     fraction: float = 1.0
     #: In bytes.
     headroom: int = 0
+    #: In bytes, if not the default.
+    pinned_cache: int | None = None
 
     def __str__(self) -> str:
         headroom = f",headroom={self.headroom}" if self.headroom else ""
-        return f"allocator={self.allocator},fraction={self.fraction}{headroom}"
+        pinned_cache = f",pinned_cache={self.pinned_cache}" if self.pinned_cache is not None else ""
+        return f"allocator={self.allocator},fraction={self.fraction}{headroom}{pinned_cache}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def install(
     *,
     fraction: float | None = None,
     headroom: str | int | None = None,
+    pinned_cache: str | int | None = None,
     background: str | PathLike[str] | None = None,
     device: Literal["cuda"] = "cuda",
 ) -> Status: ...
@@ -134,6 +138,7 @@ def install(
     *,
     fraction: float | None = None,
     headroom: str | int | None = None,
+    pinned_cache: str | int | None = None,
     background: str | PathLike[str] | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     mapping: str | PathLike[str] | None = None,
@@ -160,6 +165,9 @@ def install(
         Memory of each device that the allocator leaves free for other libraries and processes, such as ``"4GiB"``, or
         a number of bytes. Default: the installed one, or else none. Libraries of this process need none: if they find
         no room, the allocator gives them what it has cached.
+    pinned_cache
+        The most pinned host memory that is kept for later requests when tensors in it are gone, such as ``"4GiB"``, or
+        a number of bytes. Default: the installed one, or else an eighth of the host's memory.
     background
         The socket of a server on the same GPU: that of ``tenure serve --background SOCKET``. While the server has work,
         threads of this process wait at their next GPU allocation, and soon the GPU has finished their earlier work.
@@ -202,12 +210,12 @@ def install(
     if device == "cpu":
         if background is not None:
             raise InstallError("background is for GPUs: on the CPU, start the program by `tenure background SOCKET --`")
-        return _install_on_cpu((allocator, fraction, headroom), mapping, tiers, strict, when_full)
+        return _install_on_cpu((allocator, fraction, headroom, pinned_cache), mapping, tiers, strict, when_full)
     if device != "cuda":
         raise InstallError(f"device={device!r}: expected 'cuda' or 'cpu'")
     if mapping is not None or tiers is not None:
         raise InstallError("a mapping and its tiers are for the CPU: say device='cpu'")
-    installed = _install_on_cuda(allocator, fraction, headroom)
+    installed = _install_on_cuda(_checked(allocator, fraction, headroom, pinned_cache))
     if background is not None and _installed is not None:
         _yield_to(Path(background).absolute())
     return installed
@@ -221,7 +229,9 @@ def _install_on_cpu(
     when_full: WhenFull,
 ) -> Placement:
     if any(option is not None for option in for_gpus):
-        raise InstallError("allocator, fraction and headroom are for GPUs: leave them out with device='cpu'")
+        raise InstallError(
+            "allocator, fraction, headroom and pinned_cache are for GPUs: leave them out with device='cpu'"
+        )
     if mapping is None or tiers is None:
         raise InstallError("device='cpu' needs a mapping and its tiers, as in tiers={'DRAM': 'dram@8GiB'}")
     _torch()
@@ -230,9 +240,8 @@ def _install_on_cpu(
     return placement.install(mapping, tiers, strict=strict, when_full=when_full)
 
 
-def _install_on_cuda(allocator: Allocator | None, fraction: float | None, headroom: str | int | None) -> Status:
+def _install_on_cuda(wanted: dict[str, Any]) -> Status:
     global _installed, _stood_aside
-    wanted = _checked(allocator, fraction, headroom)
     # Outside of the lock: with TENURE_TORCH set, the first import of PyTorch installs Tenure before the import ends.
     torch = _torch()
     with _installing:
@@ -269,7 +278,9 @@ def _yield_to(socket: Path) -> None:
             raise InstallError(f"this process yields to {_background} already, and to one server only")
 
 
-def _checked(allocator: Allocator | None, fraction: float | None, headroom: str | int | None) -> dict[str, Any]:
+def _checked(
+    allocator: Allocator | None, fraction: float | None, headroom: str | int | None, pinned_cache: str | int | None
+) -> dict[str, Any]:
     """Returns the `Options` that are given, checked."""
     given: dict[str, Any] = {}
     if allocator is not None:
@@ -283,6 +294,8 @@ def _checked(allocator: Allocator | None, fraction: float | None, headroom: str 
         given["fraction"] = float(fraction)
     if headroom is not None:
         given["headroom"] = _bytes_of("headroom", headroom)
+    if pinned_cache is not None:
+        given["pinned_cache"] = _bytes_of("pinned_cache", pinned_cache)
     return given
 
 

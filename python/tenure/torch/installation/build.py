@@ -41,7 +41,9 @@ class Shim:
 
 def on_cuda() -> Shim:
     """Returns the shim of PyTorch's GPU allocator."""
-    return Shim(_SOURCES, ("c10", "c10_cuda", "torch_cuda"), "c10/cuda/CUDACachingAllocator.h", needs_cuda=True)
+    return Shim(
+        _SOURCES, ("c10", "c10_cuda", "torch_cpu", "torch_cuda"), "c10/cuda/CUDACachingAllocator.h", needs_cuda=True
+    )
 
 
 def on_cpu() -> Shim:

@@ -26,6 +26,7 @@ _PLUGGABLE_LIMITS = (
     "torch.compile(mode='reduce-overhead'), which saves and restores the state of private pools",
     "sharing CUDA tensors between processes (torch.multiprocessing)",
     "copies from one GPU to another, unless with install('native')",
+    "exact sizes of pinned memory: PyTorch's own allocator rounds them up to powers of two",
     "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing",
 )
 

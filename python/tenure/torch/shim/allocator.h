@@ -112,6 +112,16 @@ void apply_settings();
 /// Applies the settings again at every change from now on.
 void follow_settings();
 
+// figures.cpp
+
+/// Returns a figure in PyTorch's form.
+c10::CachingAllocator::Stat stat_of(const tenure_stat &stat);
+
+// pinned.cpp
+
+/// Puts Tenure's allocator of pinned memory under PyTorch.
+void install_pinned();
+
 /// Frees a block. The deleter of every block.
 void release(void *address);
 

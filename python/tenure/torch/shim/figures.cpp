@@ -9,8 +9,6 @@
 
 namespace tenure {
 
-namespace {
-
 c10::CachingAllocator::Stat stat_of(const tenure_stat &stat) {
   c10::CachingAllocator::Stat result;
   result.current = stat.current;
@@ -19,6 +17,8 @@ c10::CachingAllocator::Stat stat_of(const tenure_stat &stat) {
   result.freed = stat.freed;
   return result;
 }
+
+namespace {
 
 c10::CachingAllocator::StatArray stats_of(const tenure_stat *stats) {
   return {stat_of(stats[0]), stat_of(stats[1]), stat_of(stats[2])};

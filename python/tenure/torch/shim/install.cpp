@@ -62,6 +62,7 @@ void install(const tenure_torch_api *table, const char *options) {
   static auto &allocator = *new auto(std::make_shared<Allocator>());
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(allocator);
   c10::SetAllocator(c10::kCUDA, allocator.get(), 1);
+  install_pinned();
   follow_settings();
   check(api->add_free_memory_callback(free_memory, kNothing));
 }

@@ -62,6 +62,8 @@ public:
       // There is no graph that would give up its use of the pool later.
       if (api->end_pool(each->begun.device, each->begun.pool) == TENURE_OK)
         api->release_pool(each->begun.device, each->begun.pool);
+      api->end_pinned_pool(each->begun.pool);
+      api->release_pinned_pool(each->begun.pool);
     }
     underway_.erase(first, underway_.end());
     return any;

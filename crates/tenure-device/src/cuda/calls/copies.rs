@@ -63,6 +63,7 @@ impl CopyCalls for CudaDriver {
 
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
         self.in_context(Call::UnregisterHost, || {
+            let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the driver looks the address up, and refuses one that was not registered.
             let code = unsafe { sys::cuMemHostUnregister(address.cast()) };
             if code == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED {

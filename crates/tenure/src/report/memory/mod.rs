@@ -13,6 +13,7 @@ use tenure_alloc::snapshot::{Setting, SnapshotBlock, SnapshotState};
 use tenure_alloc::{Snapshot, Stat, Statistics};
 use tenure_core::Tag;
 use tenure_device::memory::DeviceUse;
+use tenure_device::pinned::PinnedUse;
 
 pub use modules::ModuleUse;
 pub use segments::SegmentUse;
@@ -33,6 +34,8 @@ pub struct MemoryReport {
     pub title: String,
     /// The holders of the device's memory, if they were given.
     pub device: Option<DeviceUse>,
+    /// The users of the process's pinned host memory, if they were given.
+    pub pinned: Vec<PinnedUse>,
     /// Bytes that the program requested and has not freed.
     pub requested_bytes: MemoryFigure,
     /// Bytes allocated for them, rounded.
@@ -128,6 +131,7 @@ impl MemoryReport {
         let settings = snapshot.settings.iter().map(|(name, value)| (*name, in_words(value)));
         Self {
             device: None,
+            pinned: Vec::new(),
             requested_bytes: all.requested_bytes.into(),
             allocated_bytes: all.allocated_bytes.into(),
             active_bytes: all.active_bytes.into(),
@@ -147,6 +151,13 @@ impl MemoryReport {
     #[must_use]
     pub fn on_device(mut self, device: DeviceUse) -> Self {
         self.device = Some(device);
+        self
+    }
+
+    /// Returns the report with the users of pinned host memory.
+    #[must_use]
+    pub fn with_pinned(mut self, pinned: Vec<PinnedUse>) -> Self {
+        self.pinned = pinned;
         self
     }
 }

@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 use tenure_core::Tag;
 use tenure_device::memory::DeviceUse;
+use tenure_device::pinned::PinnedUse;
 
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
@@ -41,6 +42,11 @@ fn page(report: &MemoryReport) -> String {
             "All of the device's memory, and who holds it. Other libraries of this program get what is cached when they \
              find no room.",
             holders(device),
+        )) }
+        @if !report.pinned.is_empty() { (section(
+            "Pinned host memory",
+            "The host's memory that copies to and from devices use. What is pinned and not in use is cached.",
+            pinned(&report.pinned),
         )) }
         (section("By tag", tags_text, tags(report)))
         (section(
@@ -110,6 +116,21 @@ fn holders(device: &DeviceUse) -> Markup {
         }
     };
     table(&["Holder", "Bytes", "Share"], &rows)
+}
+
+/// Returns the users of pinned host memory.
+fn pinned(uses: &[PinnedUse]) -> Markup {
+    let rows = html! {
+        @for PinnedUse { user, requested_bytes, used_bytes, pinned_bytes } in uses {
+            tr {
+                th scope="row" { (user) }
+                td { (Bytes(*requested_bytes)) }
+                td { (Bytes(*used_bytes)) }
+                td { (Bytes(*pinned_bytes)) }
+            }
+        }
+    };
+    table(&["User", "Requested", "In use", "Pinned"], &rows)
 }
 
 fn tags(report: &MemoryReport) -> Markup {
